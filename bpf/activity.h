@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Telling the controller what changed, and finding what went idle. */
+#ifndef CAKECTL_ACTIVITY_H
+#define CAKECTL_ACTIVITY_H
+
+#include <linux/time.h>
+
+#include "maps.h"
+
+/* A flow count rounded down to the steps that are worth telling: each up to 16, then eighths of a
+ * power of two. A share computed for a step is off by at most an eighth.
+ */
+static __always_inline __u32 flow_step(__u32 flows)
+{
+	__u32 shift = 0;
+
+	for (int i = 0; i < 16; i++) {
+		if (flows >> shift < 16)
+			break;
+		shift++;
+	}
+	return flows >> shift << shift;
+}
+
+static __always_inline void event_send(struct device_state *state, enum event_kind kind,
+				       __u32 queue, __u32 tin, __u32 flows, __u64 now)
+{
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event) {
+		__sync_fetch_and_add(&state->events_lost, 1);
+		return;
+	}
+	event->time_ns = now;
+	event->queue = queue;
+	event->flows = flows;
+	event->tin = tin;
+	event->kind = kind;
+	bpf_ringbuf_submit(event, 0);
+}
+
+struct sweep {
+	struct device_state *state;
+	__u64 now;
+	__u64 epoch_ns;
+};
+
+/* A shard without a packet for two epochs is idle: its flows have left the counts by then. */
+static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep *sweep)
+{
+	__u32 tin = *key % MAX_TINS;
+	__u32 flows;
+
+	if (!shard->active ||
+	    (__s64)(sweep->now - shard->last_packet_ns) < (__s64)(2 * sweep->epoch_ns))
+		return 0;
+	flows = shard->flows;
+	__sync_fetch_and_add(&shard->flows, -flows);
+	__sync_fetch_and_add(&sweep->state->tins[bounded(tin, MAX_TINS)].flows, -flows);
+	shard->flows_reported = 0;
+	shard->active = 0;
+	__sync_fetch_and_add(&sweep->state->active_shards, -1);
+	event_send(sweep->state, EVENT_IDLE, *key / MAX_TINS, tin, 0, sweep->now);
+	return 0;
+}
+
+/* Runs once an epoch while anything is active, then stops: the next packet starts it again. */
+static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
+{
+	__u32 zero = 0;
+	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+
+	/* Arrays of one entry always have it. */
+	if (!cfg || !state)
+		return 0;
+
+	struct sweep sweep = {
+	    .state = state,
+	    .now = bpf_ktime_get_ns(),
+	    .epoch_ns = cfg->epoch_ns,
+	};
+	bpf_for_each_map_elem(&shards, sweep_shard, &sweep, 0);
+
+	/* Stop first, look after: a shard that turned active in between starts it again. */
+	__sync_lock_test_and_set(&state->sweeping, 0);
+	if (state->active_shards && !__sync_lock_test_and_set(&state->sweeping, 1))
+		bpf_timer_start(&sweeper->timer, sweep.epoch_ns, 0);
+	return 0;
+}
+
+static __always_inline void sweep_start(struct device_state *state, __u64 epoch_ns)
+{
+	__u32 zero = 0;
+	struct sweeper *sweeper;
+
+	if (__sync_lock_test_and_set(&state->sweeping, 1))
+		return;
+	sweeper = bpf_map_lookup_elem(&sweeper_map, &zero);
+	if (!sweeper)
+		return;
+	/* Refused once it is initialised, which is as good. */
+	bpf_timer_init(&sweeper->timer, &sweeper_map, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&sweeper->timer, sweep_run);
+	bpf_timer_start(&sweeper->timer, epoch_ns, 0);
+}
+
+/* Notes a packet of (queue, tin) and tells the controller when the shard turned active or its flow
+ * count crossed a step.
+ */
+static __always_inline void activity_note(struct device_state *state, struct shard *shard,
+					  __u32 queue, __u32 tin, __u64 now, __u64 epoch_ns)
+{
+	__u32 step = flow_step(shard->flows);
+
+	shard->last_packet_ns = now;
+	if (!shard->active) {
+		if (__sync_lock_test_and_set(&shard->active, 1))
+			return;
+		__sync_fetch_and_add(&state->active_shards, 1);
+		shard->flows_reported = step;
+		event_send(state, EVENT_ACTIVE, queue, tin, shard->flows, now);
+		sweep_start(state, epoch_ns);
+		return;
+	}
+	if (step != shard->flows_reported) {
+		shard->flows_reported = step;
+		event_send(state, EVENT_FLOWS, queue, tin, shard->flows, now);
+	}
+}
+
+#endif

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The data path: an egress program that gives each packet an earliest departure time.
+ *
+ * Theory of operation: see docs/ARCHITECTURE.md.
+ */
+#include "activity.h"
+#include "clock.h"
+#include "flow.h"
+#include "frame.h"
+#include "queue.h"
+
+#define TC_ACT_UNSPEC (-1)
+#define TC_ACT_SHOT   2
+
+static __always_inline int bypass(enum bypass_reason reason)
+{
+	__u64 *count = bpf_map_lookup_elem(&bypassed, &reason);
+
+	if (count)
+		(*count)++;
+	return TC_ACT_UNSPEC;
+}
+
+/* The bucket whose upper bound, 2^bucket microseconds, is the first above the sojourn. */
+static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
+{
+	__u64 microseconds = sojourn_ns >> 10;
+	__u32 bucket = 0;
+
+	for (int i = 0; i < SOJOURN_BUCKETS - 1; i++) {
+		if (microseconds < 1ULL << bucket)
+			break;
+		bucket++;
+	}
+	return bucket;
+}
+
+static __always_inline int shape(struct __sk_buff *skb, __u64 now)
+{
+	__u32 zero = 0;
+	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	bool is_ip;
+	int dscp = frame_dscp(skb, &is_ip);
+
+	if (!is_ip)
+		return bypass(dscp);
+	/* Arrays of one entry always have it. */
+	if (!cfg || !state)
+		return bypass(BYPASS_NO_STATE);
+
+	__u32 tin = cfg->dscp_to_tin[bounded(dscp, DSCP_VALUES)];
+	__u32 hash = bpf_get_hash_recalc(skb);
+	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id());
+	__u32 cell = queue * MAX_TINS + tin;
+	__u32 set = (queue * tin_count + tin) * flow_sets + (hash & (flow_sets - 1));
+
+	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
+	__u64 *cell_rate = bpf_map_lookup_elem(&cells, &cell);
+	struct flow_set *flow_set = bpf_map_lookup_elem(&flows, &set);
+	struct tin_counters *stats = bpf_map_lookup_elem(&tin_stats, &tin);
+	struct queue_counters *queue_stat = bpf_map_lookup_elem(&queue_stats, &queue);
+	/* Misses only when the device grew queues and the maps have not followed yet. */
+	if (!shard || !cell_rate || !flow_set || !stats || !queue_stat)
+		return bypass(BYPASS_NO_STATE);
+
+	struct tin_clock *tin_clock = &state->tins[bounded(tin, MAX_TINS)];
+	const struct tin_config *tin_cfg = &cfg->tins[bounded(tin, MAX_TINS)];
+	__u32 bytes = skb->wire_len;
+	__u32 packets = skb->gso_segs ?: 1;
+
+	shard_roll(shard, tin_clock, now, cfg->epoch_ns);
+	struct flow *flow = flow_find(flow_set, hash, shard->epoch);
+	shard_count(shard, tin_clock, flow);
+	activity_note(state, shard, queue, tin, now, cfg->epoch_ns);
+
+	__u64 cost =
+	    cost_carry_ns(bytes, cfg->bandwidth_ns_per_byte_q24, &stats->cost_remainder_q24);
+	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
+	__u64 rate = *cell_rate;
+	__u64 guarantee_cost =
+	    rate ? cost_ns(bytes, rate) * (shard->flows ?: 1)
+		 : cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * (tin_clock->flows ?: 1);
+
+	__u64 aggregate = later_ns(state->aggregate_ns, now);
+	if (aggregate == now)
+		state->aggregate_decided_ns = now;
+	__u64 latest = later_ns(aggregate, tin_clock->ceil_ns);
+	__u64 guarantee = later_ns(flow->guarantee_ns, now);
+	__s64 debt = (__s64)(aggregate - state->aggregate_decided_ns) - (__s64)cfg->debt_limit_ns;
+	if (debt > 0)
+		guarantee += debt;
+	__u64 departure = earlier_ns(latest, guarantee);
+
+	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
+	 * a receive timestamp of another clock. */
+	__u64 own = skb->tstamp;
+	if (own > departure && own - now < cfg->local_horizon_ns)
+		departure = own;
+	departure = later_ns(departure, flow->departure_ns);
+
+	__u64 sojourn = departure - now;
+	__u64 horizon = skb->sk ? cfg->local_horizon_ns : cfg->forward_horizon_ns;
+	if (sojourn > horizon) {
+		stats->drops[DROP_HORIZON].packets += packets;
+		stats->drops[DROP_HORIZON].bytes += bytes;
+		return TC_ACT_SHOT;
+	}
+
+	clock_take(&state->aggregate_ns, now, cost);
+	if (ceil_cost)
+		clock_take(&tin_clock->ceil_ns, now, ceil_cost);
+	if (latest <= guarantee)
+		state->aggregate_decided_ns = aggregate;
+	flow->guarantee_ns = departure + guarantee_cost;
+	flow->departure_ns = departure;
+
+	stats->packets += packets;
+	stats->bytes += bytes;
+	queue_stat->packets += packets;
+	queue_stat->bytes += bytes;
+	if (departure > now) {
+		stats->delayed_packets += packets;
+		skb->tstamp = departure;
+	}
+	stats->sojourn_ns += sojourn;
+	__u32 bucket = sojourn_bucket(sojourn);
+	if (bucket < SOJOURN_BUCKETS)
+		stats->sojourn[bucket] += packets;
+	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int cakectl_egress(struct __sk_buff *skb)
+{
+	return shape(skb, bpf_ktime_get_ns());
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

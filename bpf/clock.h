@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Virtual clocks: what a packet costs, and when it may leave. Pure functions; time is an argument.
+ *
+ * Times are CLOCK_MONOTONIC nanoseconds, which sch_fq compares packets against.
+ */
+#ifndef CAKECTL_CLOCK_H
+#define CAKECTL_CLOCK_H
+
+#include "maps.h"
+
+#define RATE_FRACTION_BITS 24
+#define RATE_FRACTION_MASK ((1ULL << RATE_FRACTION_BITS) - 1)
+
+/* Nanoseconds that length bytes take. The rate's slowest value is 2^44 (8 kbit/s) and a packet is
+ * below 2^19 bytes, so the product fits 63 bits.
+ */
+static __always_inline __u64 cost_ns(__u32 length, __u64 ns_per_byte_q24)
+{
+	return length * ns_per_byte_q24 >> RATE_FRACTION_BITS;
+}
+
+/* The same, exact over many packets: what is left of a nanosecond is carried in *remainder. At 400
+ * Gbit/s a 64-byte packet takes 1.28 ns, so truncation alone would be a fifth too fast.
+ */
+static __always_inline __u64 cost_carry_ns(__u32 length, __u64 ns_per_byte_q24, __u64 *remainder)
+{
+	__u64 cost = length * ns_per_byte_q24 + *remainder;
+
+	*remainder = cost & RATE_FRACTION_MASK;
+	return cost >> RATE_FRACTION_BITS;
+}
+
+static __always_inline __u64 later_ns(__u64 a, __u64 b)
+{
+	return a > b ? a : b;
+}
+
+static __always_inline __u64 earlier_ns(__u64 a, __u64 b)
+{
+	return a < b ? a : b;
+}
+
+/* Advances a clock that CPUs share by cost and returns where this packet's time begins. A clock
+ * that stands in the past is first brought to now: idle time earns no credit.
+ */
+static __always_inline __u64 clock_take(__u64 *clock, __u64 now, __u64 cost)
+{
+	__u64 at = *(volatile __u64 *)clock;
+
+	if (at < now && __sync_val_compare_and_swap(clock, at, now + cost) == at)
+		return now;
+	return later_ns(__sync_fetch_and_add(clock, cost), now);
+}
+
+#endif

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* What the program and user space share. Changing a layout here means raising LAYOUT_VERSION: user
+ * space adopts pinned maps of its own version only.
+ */
+#ifndef CAKECTL_TYPES_H
+#define CAKECTL_TYPES_H
+
+#include <linux/types.h>
+
+#define LAYOUT_VERSION 1
+
+#define MAX_TINS        8
+#define DSCP_VALUES     64
+#define SOJOURN_BUCKETS 24
+#define FLOW_WAYS       8
+#define XPS_CHOICES     16
+
+/* What different CPUs or queues write does not share a line. Holds in maps whose first value starts
+ * a page: those that can be mapped into memory.
+ */
+#define CACHE_LINE __attribute__((aligned(64)))
+
+enum drop_reason {
+	/* The departure lies beyond the horizon of the packet's origin (local or forwarded). */
+	DROP_HORIZON,
+	DROP_REASONS,
+};
+
+/* Why a packet was passed without shaping. */
+enum bypass_reason {
+	/* Not IPv4 or IPv6, so it has no DSCP (ARP, LLDP, PPPoE discovery, ...). */
+	BYPASS_NOT_IP,
+	/* Claims to be IP, but its first bytes cannot be read or say otherwise. */
+	BYPASS_MALFORMED,
+	/* A map lookup that cannot fail did: see the lookup's own comment. */
+	BYPASS_NO_STATE,
+	BYPASS_REASONS,
+};
+
+enum event_kind {
+	EVENT_ACTIVE,
+	EVENT_FLOWS,
+	EVENT_IDLE,
+};
+
+/* A rate is kept as nanoseconds a byte with 24 fractional bits: 64 kbit/s is 2^40.9, 400 Gbit/s is
+ * 2^18.4, so that a 512 KiB packet's cost stays below 2^63 at the slowest rate the planner uses
+ * (8 kbit/s, 2^43.9) and the rounding error is below 2e-6 at the fastest. Zero means unlimited.
+ */
+struct tin_config {
+	__u64 rate_ns_per_byte_q24;
+	__u64 ceil_ns_per_byte_q24;
+};
+
+struct device_config {
+	__u64 bandwidth_ns_per_byte_q24;
+	/* How far ahead a departure may lie: for packets whose socket waits for them, and for
+	 * those that were forwarded. */
+	__u64 local_horizon_ns;
+	__u64 forward_horizon_ns;
+	__u64 debt_limit_ns;
+	/* A flow counts as active while it sends at least once an epoch. */
+	__u64 epoch_ns;
+	/* Transmit queues in use, and the queue_mapping values that this allows. */
+	__u32 queues;
+	/* LAYOUT_VERSION of whoever made the maps. */
+	__u32 layout_version;
+	struct tin_config tins[MAX_TINS];
+	__u8 dscp_to_tin[DSCP_VALUES];
+};
+
+/* What XPS says for one CPU: the transmit queues it may use. */
+struct xps_entry {
+	__u16 count;
+	__u16 queues[XPS_CHOICES];
+};
+
+struct flow {
+	/* The whole flow hash; 0 is an empty way. */
+	__u32 tag;
+	/* The shard's epoch in which this flow was last counted. */
+	__u32 epoch;
+	/* When the next byte leaves at the guaranteed rate. */
+	__u64 guarantee_ns;
+	/* The latest departure given: nothing of this flow may leave earlier. */
+	__u64 departure_ns;
+};
+
+struct flow_set {
+	struct flow ways[FLOW_WAYS];
+};
+
+/* Activity of one (queue, tin). Flows are counted by epoch: active are those that were seen in the
+ * epoch before this one, and those seen in this one for the first time.
+ */
+struct shard {
+	__u64 epoch_start_ns;
+	__u32 epoch;
+	__u32 active;
+	__u32 flows_seen;
+	/* Flows that this shard has in the tin's device-wide count now. */
+	__u32 flows;
+	/* The step that the controller was told last. */
+	__u32 flows_reported;
+	__u64 last_packet_ns;
+} CACHE_LINE;
+
+struct tin_clock {
+	/* When all accepted bytes of the tin would have left at its ceiling. */
+	__u64 ceil_ns;
+	/* Active flows of the tin over all queues. */
+	__u32 flows;
+} CACHE_LINE;
+
+struct device_state {
+	/* When all accepted bytes would have left at the full rate. */
+	__u64 aggregate_ns;
+	/* The last departure that the aggregate clock decided. */
+	__u64 aggregate_decided_ns;
+	struct tin_clock tins[MAX_TINS];
+	__u32 active_shards;
+	__u32 sweeping;
+	__u64 events_lost;
+} CACHE_LINE;
+
+struct drop_count {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* Packets are GSO segments, bytes are those on the wire with every segment's header. */
+struct tin_counters {
+	__u64 packets;
+	__u64 bytes;
+	__u64 delayed_packets;
+	__u64 sojourn_ns;
+	struct drop_count drops[DROP_REASONS];
+	/* Bucket i counts packets with a sojourn below 2^i microseconds (and not below 2^(i-1)). */
+	__u64 sojourn[SOJOURN_BUCKETS];
+	/* What a CPU's costs left of a nanosecond, carried to its next packet. */
+	__u64 cost_remainder_q24;
+};
+
+struct queue_counters {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* What the controller did, kept with the maps so that it outlives the process. */
+struct controller_stats {
+	__u64 events;
+	__u64 recomputes;
+	__u64 unchanged_recomputes;
+	__u64 rate_writes;
+	/* CLOCK_REALTIME of the last write, in nanoseconds; 0 before the first. */
+	__u64 last_change_ns;
+};
+
+struct event {
+	__u64 time_ns;
+	__u32 queue;
+	__u32 flows;
+	__u32 tin;
+	enum event_kind kind;
+};
+
+#endif

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// LayoutVersion is the version of the maps' layout (LAYOUT_VERSION in bpf/types.h). Maps of another
+// version are not adopted.
+const LayoutVersion = 1
+
+const (
+	// MaxTins is the number of tins the maps have room for; cells of a queue lie MaxTins apart.
+	MaxTins = 8
+	// FlowWays is the associativity of the flow table.
+	FlowWays = 8
+	// DefaultFlows is the size of the flow table of each (queue, tin).
+	DefaultFlows = 1024
+)
+
+const (
+	programPin = "program"
+	linkPin    = "link"
+)
+
+var (
+	// ErrNotPinned is returned by [Open] where nothing, or not all of a data path, is pinned.
+	ErrNotPinned = errors.New("no pinned data path")
+	// ErrLayout is returned by [Open] for a data path that another version of the program made.
+	ErrLayout = errors.New("pinned maps have another layout")
+)
+
+// Options are what cannot change while a data path lives.
+type Options struct {
+	// Queues is the number of transmit queues that the maps get room for.
+	Queues int
+	// Tins is the number of tins of the preset, 1 to [MaxTins].
+	Tins int
+	// Flows is the size of the flow table of each (queue, tin): a power of two from [FlowWays]
+	// up; 0 is [DefaultFlows].
+	Flows int
+	// LinkHeaderBytes is the length of the link layer's header at the egress hook: 14 for
+	// Ethernet, 0 for devices without a link layer.
+	LinkHeaderBytes int
+}
+
+func (o Options) check() error {
+	switch {
+	case o.Queues < 1 || o.Queues > math.MaxUint16-1:
+		return fmt.Errorf("%d transmit queues: need 1 to %d", o.Queues, math.MaxUint16-1)
+	case o.Tins < 1 || o.Tins > MaxTins:
+		return fmt.Errorf("%d tins: need 1 to %d", o.Tins, MaxTins)
+	case o.Flows < FlowWays || o.Flows&(o.Flows-1) != 0:
+		return fmt.Errorf("%d flows a tin and queue: need a power of two, at least %d", o.Flows, FlowWays)
+	}
+	return nil
+}
+
+// DataPath is the program and the maps of one device.
+type DataPath struct {
+	objects dataPathObjects
+	tcx     link.Link // nil unless attached by tcx
+	queues  int
+}
+
+// Load puts a new data path into the kernel. Nothing is attached or pinned yet, so closing it leaves
+// no trace.
+func Load(options Options) (*DataPath, error) {
+	if options.Flows == 0 {
+		options.Flows = DefaultFlows
+	}
+	if err := options.check(); err != nil {
+		return nil, err
+	}
+	// Kernels before 5.11 account maps against RLIMIT_MEMLOCK.
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, fmt.Errorf("lift the limit on locked memory: %w", err)
+	}
+	spec, err := loadDataPath()
+	if err != nil {
+		return nil, err
+	}
+	if err := size(spec, options); err != nil {
+		return nil, err
+	}
+	d := &DataPath{queues: options.Queues}
+	if err := spec.LoadAndAssign(&d.objects, nil); err != nil {
+		return nil, fmt.Errorf("load the data path: %w", explain(err))
+	}
+	return d, nil
+}
+
+// size fits the maps and the constants to the device.
+func size(spec *ebpf.CollectionSpec, options Options) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return fmt.Errorf("count the possible CPUs: %w", err)
+	}
+	queues := uint32(options.Queues)
+	sets := uint32(options.Flows / FlowWays)
+	spec.Maps[dataPathMapXps].MaxEntries = uint32(cpus)
+	spec.Maps[dataPathMapCells].MaxEntries = queues * MaxTins
+	spec.Maps[dataPathMapShards].MaxEntries = queues * MaxTins
+	spec.Maps[dataPathMapQueueStats].MaxEntries = queues
+	spec.Maps[dataPathMapFlows].MaxEntries = queues * uint32(options.Tins) * sets
+
+	for name, value := range map[string]any{
+		dataPathVarFlowSets:        sets,
+		dataPathVarTinCount:        uint32(options.Tins),
+		dataPathVarLinkHeaderBytes: uint32(options.LinkHeaderBytes),
+		dataPathVarHasKernelCtx:    haveKernelContext(),
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set the program's constant %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// haveKernelContext reports whether this kernel lets a program look into its sk_buff (6.2).
+func haveKernelContext() bool {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return false
+	}
+	var fn *btf.Func
+	return kernel.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil
+}
+
+func explain(err error) error {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("%+v", verifier)
+	}
+	return err
+}
+
+// pinned lists every map by the name it is pinned under.
+func (d *DataPath) pinned() map[string]**ebpf.Map {
+	m := &d.objects.dataPathMaps
+	return map[string]**ebpf.Map{
+		dataPathMapBypassed:   &m.Bypassed,
+		dataPathMapCells:      &m.Cells,
+		dataPathMapConfig:     &m.Config,
+		dataPathMapController: &m.Controller,
+		dataPathMapDevice:     &m.Device,
+		dataPathMapEvents:     &m.Events,
+		dataPathMapFlows:      &m.Flows,
+		dataPathMapQueueStats: &m.QueueStats,
+		dataPathMapShards:     &m.Shards,
+		dataPathMapSweeperMap: &m.SweeperMap,
+		dataPathMapTinStats:   &m.TinStats,
+		dataPathMapXps:        &m.Xps,
+	}
+}
+
+// Pin makes the data path, and its tcx link if it has one, outlive the process. The pins appear all
+// at once: they are made in a directory beside dir, which is then renamed.
+func (d *DataPath) Pin(dir string) (err error) {
+	building := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
+	if err := os.RemoveAll(building); err != nil {
+		return fmt.Errorf("clear what an earlier attempt left of pins: %w", err)
+	}
+	if err := os.MkdirAll(building, 0o750); err != nil {
+		return fmt.Errorf("make the directory for pins: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(building))
+		}
+	}()
+	for name, m := range d.pinned() {
+		if err := (*m).Pin(filepath.Join(building, name)); err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	if err := d.objects.CakectlEgress.Pin(filepath.Join(building, programPin)); err != nil {
+		return fmt.Errorf("pin the program: %w", err)
+	}
+	if d.tcx != nil {
+		if err := d.tcx.Pin(filepath.Join(building, linkPin)); err != nil {
+			return fmt.Errorf("pin the tcx link: %w", err)
+		}
+	}
+	if err := os.Rename(building, dir); err != nil {
+		return fmt.Errorf("put the pins in place: %w", err)
+	}
+	return nil
+}
+
+// Open takes over the data path pinned in dir. It returns [ErrNotPinned] where there is none and
+// [ErrLayout] where this version cannot read it.
+func Open(dir string) (*DataPath, error) {
+	spec, err := loadDataPath()
+	if err != nil {
+		return nil, err
+	}
+	d := &DataPath{}
+	opened := false
+	defer func() {
+		if !opened {
+			d.Close()
+		}
+	}()
+	for name, m := range d.pinned() {
+		*m, err = ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrNotPinned)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open pinned map %s: %w", name, err)
+		}
+		if want := spec.Maps[name]; (*m).Type() != want.Type || want.Type != ebpf.RingBuf && (*m).ValueSize() != want.ValueSize {
+			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrLayout)
+		}
+	}
+	d.objects.CakectlEgress, err = ebpf.LoadPinnedProgram(filepath.Join(dir, programPin), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("program in %s: %w", dir, ErrNotPinned)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the pinned program: %w", err)
+	}
+	d.tcx, err = link.LoadPinnedLink(filepath.Join(dir, linkPin), nil)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open the pinned tcx link: %w", err)
+	}
+	var config dataPathDeviceConfig
+	if err := d.objects.Config.Lookup(uint32(0), &config); err != nil {
+		return nil, fmt.Errorf("read the layout version of pinned maps: %w", err)
+	}
+	if config.LayoutVersion != LayoutVersion {
+		return nil, fmt.Errorf("layout %d in %s, this program knows %d: %w", config.LayoutVersion, dir, LayoutVersion, ErrLayout)
+	}
+	d.queues = int(d.objects.QueueStats.MaxEntries())
+	opened = true
+	return d, nil
+}
+
+// Unpin removes what [DataPath.Pin] made in dir, and what an interrupted Pin left. It is no error if
+// nothing is there.
+func Unpin(dir string) error {
+	building := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(building)); err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
+	return nil
+}
+
+// Close lets go of the data path. What is pinned or attached by clsact stays in the kernel; a tcx
+// link that is not pinned detaches.
+func (d *DataPath) Close() error {
+	errs := []error{}
+	for _, m := range d.pinned() {
+		if *m != nil {
+			errs = append(errs, (*m).Close())
+		}
+	}
+	if d.objects.CakectlEgress != nil {
+		errs = append(errs, d.objects.CakectlEgress.Close())
+	}
+	if d.tcx != nil {
+		errs = append(errs, d.tcx.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Queues is the number of transmit queues that the maps have room for.
+func (d *DataPath) Queues() int { return d.queues }

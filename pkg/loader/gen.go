@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package loader
+
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -tags linux -output-stem datapath -type device_config -type xps_entry -type shard -type device_state -type tin_counters -type queue_counters -type controller_stats -type event -type bypass_reason -type event_kind dataPath ../../bpf/cakectl.bpf.c -- -O2 -Wall -Wextra -Werror -Wno-unused-parameter -mcpu=v3
