@@ -27,12 +27,16 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
 	__u64 microseconds = sojourn_ns >> 10;
 	__u32 bucket = 0;
 
-	for (int i = 0; i < SOJOURN_BUCKETS - 1; i++) {
-		if (microseconds < 1ULL << bucket)
-			break;
-		bucket++;
+	if (microseconds >> SOJOURN_BUCKETS)
+		return SOJOURN_BUCKETS - 1;
+	for (int step = 16; step; step /= 2) {
+		if (microseconds >> step) {
+			microseconds >>= step;
+			bucket += step;
+		}
 	}
-	return bucket;
+	return bucket + microseconds < SOJOURN_BUCKETS ? bucket + microseconds
+						       : SOJOURN_BUCKETS - 1;
 }
 
 static __always_inline int shape(struct __sk_buff *skb, __u64 now)
@@ -123,7 +127,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 		stats->delayed_packets += packets;
 		skb->tstamp = departure;
 	}
-	stats->sojourn_ns += sojourn;
+	stats->sojourn_ns += sojourn * packets;
 	__u32 bucket = sojourn_bucket(sojourn);
 	if (bucket < SOJOURN_BUCKETS)
 		stats->sojourn[bucket] += packets;

@@ -146,10 +146,20 @@ struct queue_counters {
 	__u64 bytes;
 };
 
+/* What made the controller recompute. */
+enum recompute_trigger {
+	TRIGGER_ACTIVE,
+	TRIGGER_FLOWS,
+	TRIGGER_IDLE,
+	TRIGGER_SET,
+	TRIGGER_START,
+	TRIGGERS,
+};
+
 /* What the controller did, kept with the maps so that it outlives the process. */
 struct controller_stats {
 	__u64 events;
-	__u64 recomputes;
+	__u64 recomputes[TRIGGERS];
 	__u64 unchanged_recomputes;
 	__u64 rate_writes;
 	/* CLOCK_REALTIME of the last write, in nanoseconds; 0 before the first. */

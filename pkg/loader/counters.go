@@ -88,10 +88,31 @@ func (d *DataPath) QueueCounters(queue int) (QueueCounters, error) {
 	return total, nil
 }
 
+// Trigger is what made a controller recompute.
+type Trigger int
+
+// The triggers, in the order of enum recompute_trigger (bpf/types.h).
+const (
+	TriggerActive Trigger = iota
+	TriggerFlows
+	TriggerIdle
+	TriggerSet
+	TriggerStart
+)
+
+// String is the trigger's name as metrics and logs show it.
+func (t Trigger) String() string {
+	names := [len(dataPathControllerStats{}.Recomputes)]string{"active", "flows", "idle", "set", "start"}
+	return names[t]
+}
+
 // ControllerCounters are what controllers did since the maps were made, whatever process they ran
 // in.
 type ControllerCounters struct {
-	Events, Recomputes, UnchangedRecomputes, RateWrites uint64
+	Events uint64
+	// Recomputes is indexed by [Trigger].
+	Recomputes                      [len(dataPathControllerStats{}.Recomputes)]uint64
+	UnchangedRecomputes, RateWrites uint64
 	// LastChange is when an effective rate was last written; zero before the first.
 	LastChange time.Time
 }

@@ -25,7 +25,7 @@ const (
 type dataPathControllerStats struct {
 	_                   structs.HostLayout
 	Events              uint64
-	Recomputes          uint64
+	Recomputes          [5]uint64
 	UnchangedRecomputes uint64
 	RateWrites          uint64
 	LastChangeNs        uint64

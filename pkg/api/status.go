@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package api
+
+import (
+	"encoding/json"
+	"math"
+	"time"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// Status is the kernel's truth about one device, as `cakectl status -o json` prints it.
+type Status struct {
+	Device string `json:"device"`
+	// Enforcing is true when every part that holds the rates is in its place.
+	Enforcing bool `json:"enforcing"`
+	// Reason says why not; empty while enforcing.
+	Reason string `json:"reason"`
+	// Attach is the hook in use, "tcx" or "clsact".
+	Attach    string     `json:"attach"`
+	Bandwidth BitsPerSec `json:"bandwidth_bits_per_second"`
+	Diffserv  string     `json:"diffserv"`
+	Split     string     `json:"split"`
+	RootQdisc string     `json:"root_qdisc"`
+	Queues    Queues     `json:"queues"`
+	Tins      []Tin      `json:"tins"`
+	// Bypassed counts packets passed without shaping, by reason.
+	Bypassed   map[string]uint64 `json:"bypassed_packets"`
+	Controller Controller        `json:"controller"`
+	// Daemon is the process that runs the controller; 0 is none.
+	Daemon int `json:"daemon_pid"`
+}
+
+// Queues counts transmit queues.
+type Queues struct {
+	Total  int `json:"total"`
+	Active int `json:"active"`
+	// Counters are totals of each queue, by index.
+	Counters []QueueCounters `json:"counters"`
+}
+
+// QueueCounters are totals of one transmit queue.
+type QueueCounters struct {
+	Bytes   uint64 `json:"sent_bytes"`
+	Packets uint64 `json:"sent_packets"`
+}
+
+// Tin is the state of one tin. Packets are GSO segments, bytes those on the wire.
+type Tin struct {
+	Name string `json:"name"`
+	// Rate is guaranteed, and has priority up to it; Ceil is a hard cap.
+	Rate           BitsPerSec        `json:"rate_bits_per_second"`
+	Ceil           BitsPerSec        `json:"ceil_bits_per_second"`
+	ActiveQueues   int               `json:"active_queues"`
+	ActiveFlows    int               `json:"active_flows"`
+	SentBytes      uint64            `json:"sent_bytes"`
+	SentPackets    uint64            `json:"sent_packets"`
+	DelayedPackets uint64            `json:"delayed_packets"`
+	DroppedPackets map[string]uint64 `json:"dropped_packets"`
+	DroppedBytes   map[string]uint64 `json:"dropped_bytes"`
+	Sojourn        Sojourn           `json:"sojourn_seconds"`
+	Queues         []TinQueue        `json:"queues"`
+}
+
+// Sojourn describes the time between a packet's enqueue and its departure.
+type Sojourn struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+	// Sum is over all packets, in seconds; Buckets are those of the histogram.
+	Sum     float64         `json:"sum"`
+	Buckets []SojournBucket `json:"buckets"`
+}
+
+// SojournBucket counts the packets with a sojourn of at most LE seconds; the last bucket has no
+// bound and LE is +Inf, which JSON writes as the string "+Inf".
+type SojournBucket struct {
+	LE         Seconds `json:"le"`
+	Cumulative uint64  `json:"cumulative_packets"`
+}
+
+// TinQueue is the plan for one (queue, tin) that is active or has a rate.
+type TinQueue struct {
+	Queue         int        `json:"queue"`
+	EffectiveRate BitsPerSec `json:"effective_rate_bits_per_second"`
+	Active        bool       `json:"active"`
+	ActiveFlows   int        `json:"active_flows"`
+}
+
+// Controller counts what controllers of this device did since it was attached.
+type Controller struct {
+	Events              uint64            `json:"events"`
+	Recomputes          uint64            `json:"recomputes"`
+	RecomputesByTrigger map[string]uint64 `json:"recomputes_by_trigger"`
+	RateWrites          uint64            `json:"rate_writes"`
+	UnchangedRecomputes uint64            `json:"unchanged_recomputes"`
+	EventsLost          uint64            `json:"events_lost"`
+	// LastChange is when an effective rate was last written; null before the first.
+	LastChange *time.Time `json:"last_change"`
+}
+
+// BitsPerSec is a rate in JSON: a number, or null for unlimited.
+type BitsPerSec rates.Rate
+
+// MarshalJSON writes a number, or null for unlimited.
+func (b BitsPerSec) MarshalJSON() ([]byte, error) {
+	if rates.Rate(b) == rates.Unlimited {
+		return []byte("null"), nil
+	}
+	return json.Marshal(uint64(b))
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (b *BitsPerSec) UnmarshalJSON(text []byte) error {
+	if string(text) == "null" {
+		*b = BitsPerSec(rates.Unlimited)
+		return nil
+	}
+	return json.Unmarshal(text, (*uint64)(b))
+}
+
+// Seconds is a time in JSON that may be infinite.
+type Seconds float64
+
+// MarshalJSON writes a number, or "+Inf".
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	if math.IsInf(float64(s), 1) {
+		return []byte(`"+Inf"`), nil
+	}
+	return json.Marshal(float64(s))
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (s *Seconds) UnmarshalJSON(text []byte) error {
+	if string(text) == `"+Inf"` {
+		*s = Seconds(math.Inf(1))
+		return nil
+	}
+	return json.Unmarshal(text, (*float64)(s))
+}
