@@ -101,8 +101,8 @@ func TestParseValueRefuses(t *testing.T) {
 		text string
 		want []string
 	}{
-		{"", []string{"empty rate"}},
-		{"   ", []string{"empty rate"}},
+		{"", []string{"is empty"}},
+		{"   ", []string{"is empty"}},
 		{"0", []string{"above zero"}},
 		{"0mbit", []string{"above zero"}},
 		{"0.000gbit", []string{"above zero"}},

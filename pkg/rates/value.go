@@ -87,7 +87,7 @@ func (v Value) MarshalText() ([]byte, error) {
 func (v *Value) UnmarshalText(text []byte) error {
 	parsed, err := ParseValue(string(text))
 	if err != nil {
-		return err
+		return fmt.Errorf("rate %w", err)
 	}
 	*v = parsed
 	return nil
@@ -112,19 +112,20 @@ var unitBits = map[string]uint64{
 // decimals, or "unlimited". Case does not matter. A fraction of a bit is rounded to the nearest.
 //
 // The forms in bps, and those without "bit", are refused: in tc(8) "mbps" means megabytes,
-// elsewhere megabits. The error says what to write instead.
+// elsewhere megabits. The error says what to write instead; it opens with the quoted text, so that
+// callers can put the name of the field before it.
 func ParseValue(text string) (Value, error) {
 	if len(text) > maxRateLength {
-		return Value{}, fmt.Errorf("rate of %d characters: want %s", len(text), grammar)
+		return Value{}, fmt.Errorf("%d characters are too many: want %s", len(text), grammar)
 	}
 	s := strings.ToLower(strings.TrimSpace(text))
 	switch {
 	case s == "":
-		return Value{}, fmt.Errorf("empty rate: want %s", grammar)
+		return Value{}, fmt.Errorf("%q is empty: want %s", text, grammar)
 	case s == "unlimited":
 		return Absolute(Unlimited), nil
 	case strings.HasPrefix(s, "-"):
-		return Value{}, fmt.Errorf("rate %q: must be above zero", text)
+		return Value{}, fmt.Errorf("%q: must be above zero", text)
 	}
 	end := strings.IndexFunc(s, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
 	if end < 0 {
@@ -132,28 +133,28 @@ func ParseValue(text string) (Value, error) {
 	}
 	n, ok := parseNumber(s[:end])
 	if !ok {
-		return Value{}, fmt.Errorf("rate %q: want %s", text, grammar)
+		return Value{}, fmt.Errorf("%q: want %s", text, grammar)
 	}
 	unit := strings.TrimSpace(s[end:])
 	if unit == "%" {
 		v, err := n.percent()
 		if err != nil {
-			return Value{}, fmt.Errorf("rate %q: %w", text, err)
+			return Value{}, fmt.Errorf("%q: %w", text, err)
 		}
 		return v, nil
 	}
 	size, ok := unitBits[unit]
 	if !ok {
-		return Value{}, fmt.Errorf("rate %q: %s", text, n.unitHint(unit))
+		return Value{}, fmt.Errorf("%q: %s", text, n.unitHint(unit))
 	}
 	r := n.times(size, true)
 	switch {
 	case r.Sign() == 0 && n.digits.Sign() == 0:
-		return Value{}, fmt.Errorf("rate %q: must be above zero", text)
+		return Value{}, fmt.Errorf("%q: must be above zero", text)
 	case r.Sign() == 0:
-		return Value{}, fmt.Errorf("rate %q: less than 1bit", text)
+		return Value{}, fmt.Errorf("%q: less than 1bit", text)
 	case !r.IsUint64() || Rate(r.Uint64()) == Unlimited:
-		return Value{}, fmt.Errorf("rate %q: does not fit in 64 bits", text)
+		return Value{}, fmt.Errorf("%q: does not fit in 64 bits", text)
 	}
 	return Absolute(Rate(r.Uint64())), nil
 }

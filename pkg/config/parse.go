@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package config
+
+import (
+	"strings"
+	"time"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
+)
+
+// ParseTinFlag reads the value of --tin: a tin's name, "=", and one or both of rate:RATE and
+// ceil:RATE, as in "voice=rate:2gbit,ceil:50%". "rate:default" goes back to the preset's threshold and
+// "ceil:none" to no ceiling. Whether the preset has such a tin is checked with the [Spec].
+func ParseTinFlag(text string) (TinOverride, error) {
+	const form = "want NAME=rate:RATE,ceil:RATE"
+	name, settings, found := strings.Cut(text, "=")
+	name = strings.TrimSpace(name)
+	switch {
+	case !found:
+		return TinOverride{}, invalid("tin %q: no \"=\": %s", text, form)
+	case name == "":
+		return TinOverride{}, invalid("tin %q: no name before \"=\": %s", text, form)
+	case strings.TrimSpace(settings) == "":
+		return TinOverride{}, invalid("tin %q: nothing after \"=\": %s", text, form)
+	}
+	o := TinOverride{Name: tins.CanonicalName(name)}
+	for part := range strings.SplitSeq(settings, ",") {
+		key, value, found := strings.Cut(part, ":")
+		if !found {
+			return TinOverride{}, invalid("tin %s: %q is not KEY:RATE; the keys are rate and ceil", name, part)
+		}
+		setting, reset, resetWord := &o.Rate, &o.RateDefault, "default"
+		switch key = strings.ToLower(strings.TrimSpace(key)); key {
+		case "rate":
+		case "ceil":
+			setting, reset, resetWord = &o.Ceil, &o.CeilNone, "none"
+		default:
+			return TinOverride{}, invalid("tin %s: unknown key %q in %q; the keys are rate and ceil", name, key, part)
+		}
+		if *setting != nil || *reset {
+			return TinOverride{}, invalid("tin %s: %s is given twice", name, key)
+		}
+		if strings.EqualFold(strings.TrimSpace(value), resetWord) {
+			*reset = true
+			continue
+		}
+		v, err := rates.ParseValue(value)
+		if err != nil {
+			return TinOverride{}, invalid("tin %s: %s %w; %s also takes %q", name, key, err, key, resetWord)
+		}
+		*setting = &v
+	}
+	return o, nil
+}
+
+// ParseBandwidth reads a bandwidth: absolute, a percentage of the link's speed, or "unlimited".
+// Its range is checked with the [Spec].
+func ParseBandwidth(text string) (rates.Value, error) {
+	v, err := rates.ParseValue(text)
+	if err != nil {
+		return rates.Value{}, invalid("bandwidth %w", err)
+	}
+	return v, nil
+}
+
+// ParseSplit reads the name of a split policy.
+func ParseSplit(text string) (rates.Split, error) {
+	s, err := rates.ParseSplit(text)
+	if err != nil {
+		return "", &invalidError{err}
+	}
+	return s, nil
+}
+
+// ParsePreset reads the name of a preset of tins; case does not matter.
+func ParsePreset(text string) (tins.Preset, error) {
+	def, err := tins.Lookup(text)
+	if err != nil {
+		return "", &invalidError{err}
+	}
+	return def.Preset, nil
+}
+
+// The range of a round-trip time.
+const (
+	MinRTT = 10 * time.Microsecond
+	MaxRTT = 1000 * time.Second
+)
+
+// rttPresets are CAKE's, shortest first.
+var rttPresets = []struct {
+	name string
+	rtt  time.Duration
+}{
+	{"datacentre", 100 * time.Microsecond},
+	{"lan", time.Millisecond},
+	{"metro", 10 * time.Millisecond},
+	{"regional", 30 * time.Millisecond},
+	{"internet", 100 * time.Millisecond},
+	{"oceanic", 300 * time.Millisecond},
+	{"satellite", time.Second},
+	{"interplanetary", 1000 * time.Second},
+}
+
+// ParseRTT reads a round-trip time: a number with a unit, such as "20ms", or one of CAKE's
+// presets. A bare number is refused: tc(8) takes it for microseconds, and few would guess that.
+func ParseRTT(text string) (time.Duration, error) {
+	s := strings.ToLower(strings.TrimSpace(text))
+	names := make([]string, 0, len(rttPresets))
+	for _, p := range rttPresets {
+		if s == p.name {
+			return p.rtt, nil
+		}
+		names = append(names, p.name)
+	}
+	rtt, err := time.ParseDuration(s)
+	if err != nil {
+		return 0, invalid("rtt %q: want a time with its unit, such as 20ms, or one of %s", text, strings.Join(names, ", "))
+	}
+	if err := checkRTT(rtt); err != nil {
+		return 0, err
+	}
+	return rtt, nil
+}
+
+func checkRTT(rtt time.Duration) error {
+	if rtt < MinRTT || rtt > MaxRTT {
+		return invalid("rtt %v: must be from %v to %v", rtt, MinRTT, MaxRTT)
+	}
+	return nil
+}

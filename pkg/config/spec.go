@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package config
+
+import (
+	"cmp"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
+)
+
+// What a Spec has where the user says nothing.
+const (
+	DefaultRTT            = 100 * time.Millisecond
+	DefaultMetricsAddress = "127.0.0.1:9750"
+)
+
+// MetricsNone as metrics address switches the metrics off, as "" does.
+const MetricsNone = "none"
+
+// Spec is all that a user can ask for one device. It is stored beside the pins as JSON.
+type Spec struct {
+	Device string `json:"device"`
+	// Bandwidth is the rate of the whole device; a percentage is of the link's speed. Unlimited
+	// shapes nothing: traffic is only classified and counted.
+	Bandwidth rates.Value   `json:"bandwidth,omitzero"`
+	Preset    tins.Preset   `json:"preset"`
+	Tins      []TinOverride `json:"tins,omitempty"`
+	Split     rates.Split   `json:"split"`
+	// RTT is the round-trip time that the queue management is tuned for.
+	RTT time.Duration `json:"rtt_ns"`
+	// MetricsAddress is the host:port of the metrics; "" or MetricsNone is off.
+	MetricsAddress string `json:"metrics_address,omitempty"`
+	// Keep leaves shaping on when the process ends.
+	Keep bool `json:"keep,omitempty"`
+	// Replace allows to replace a qdisc that is not the kernel's default.
+	Replace bool `json:"replace,omitempty"`
+	// DryRun only says what would be done.
+	DryRun bool `json:"dry_run,omitempty"`
+}
+
+// TinOverride is what a user sets for one tin. Percentages are of the device's bandwidth. Nil with
+// its flag unset leaves a setting as it is.
+type TinOverride struct {
+	Name string `json:"name"`
+	// Rate is the guarantee, in place of the preset's threshold.
+	Rate *rates.Value `json:"rate,omitempty"`
+	// RateDefault goes back to the preset's threshold.
+	RateDefault bool `json:"rate_default,omitempty"`
+	// Ceil is the hard cap. At or above the bandwidth it is none.
+	Ceil *rates.Value `json:"ceil,omitempty"`
+	// CeilNone goes back to no cap.
+	CeilNone bool `json:"ceil_none,omitempty"`
+}
+
+// New is the Spec of a device with everything but the bandwidth at its default.
+func New(device string, bandwidth rates.Value) Spec {
+	return Spec{
+		Device:         device,
+		Bandwidth:      bandwidth,
+		Preset:         tins.Default,
+		Split:          rates.SplitFlows,
+		RTT:            DefaultRTT,
+		MetricsAddress: DefaultMetricsAddress,
+	}
+}
+
+// MetricsEnabled tells whether metrics are to be served.
+func (s Spec) MetricsEnabled() bool {
+	return s.MetricsAddress != "" && s.MetricsAddress != MetricsNone
+}
+
+// Validate checks all that can be checked without the link's speed: with a bandwidth in percent that
+// leaves the ranges of the rates and their sum to Resolve.
+func (s Spec) Validate() error {
+	if s.Bandwidth.IsPercent() {
+		_, err := s.check()
+		return err
+	}
+	_, err := s.Resolve(0)
+	return err
+}
+
+// Resolve checks s and turns it into rates. link is the link's speed, which percentages of bandwidth
+// are of; 0 is unknown.
+func (s Spec) Resolve(link rates.Rate) (rates.Config, error) {
+	def, err := s.check()
+	if err != nil {
+		return rates.Config{}, err
+	}
+	bandwidth, err := s.resolveBandwidth(link)
+	if err != nil {
+		return rates.Config{}, err
+	}
+	cfg := rates.Config{
+		Bandwidth:  bandwidth,
+		Split:      s.Split,
+		Tins:       make([]rates.TinConfig, len(def.Tins)),
+		DefaultTin: def.DefaultTin,
+	}
+	for i, tin := range def.Tins {
+		cfg.Tins[i] = rates.TinConfig{Name: tin.Name, Rate: tin.Threshold.Of(bandwidth), Ceil: rates.Unlimited}
+	}
+	for _, o := range s.Tins {
+		i, err := def.TinIndex(o.Name)
+		if err != nil {
+			return rates.Config{}, &invalidError{err}
+		}
+		if cfg.Tins[i], err = o.resolve(cfg.Tins[i], bandwidth); err != nil {
+			return rates.Config{}, err
+		}
+	}
+	if err := checkGuarantees(cfg, def); err != nil {
+		return rates.Config{}, err
+	}
+	return cfg, nil
+}
+
+// check checks everything that is not a rate's size.
+func (s Spec) check() (tins.Def, error) {
+	if err := checkDevice(s.Device); err != nil {
+		return tins.Def{}, err
+	}
+	if s.Bandwidth.IsZero() {
+		return tins.Def{}, invalid("no bandwidth given")
+	}
+	def, err := tins.Lookup(string(s.Preset))
+	if err != nil {
+		return tins.Def{}, &invalidError{err}
+	}
+	if err := checkOverrides(def, s.Tins); err != nil {
+		return tins.Def{}, err
+	}
+	if _, err := ParseSplit(string(s.Split)); err != nil {
+		return tins.Def{}, err
+	}
+	if err := checkRTT(s.RTT); err != nil {
+		return tins.Def{}, err
+	}
+	if s.MetricsEnabled() {
+		if err := checkAddress(s.MetricsAddress); err != nil {
+			return tins.Def{}, err
+		}
+	}
+	return def, nil
+}
+
+// maxDeviceName is the kernel's IFNAMSIZ without the final zero byte.
+const maxDeviceName = 15
+
+// checkDevice takes the names that the kernel takes. They are safe as the name of a directory.
+func checkDevice(name string) error {
+	switch {
+	case name == "":
+		return invalid("no device given")
+	case len(name) > maxDeviceName:
+		return invalid("device %q: a name has at most %d bytes", name, maxDeviceName)
+	case name == "." || name == "..",
+		strings.ContainsFunc(name, func(r rune) bool { return r == '/' || r == ':' || r == 0 || unicode.IsSpace(r) }):
+		return invalid("device %q: not a name that a device can have", name)
+	}
+	return nil
+}
+
+func checkAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return invalid("metrics address %q: want HOST:PORT, such as %s, or %s", address, DefaultMetricsAddress, MetricsNone)
+	}
+	return nil
+}
+
+// checkOverrides checks that each override is for a tin that there is, says something clear, and is
+// the only one for its tin.
+func checkOverrides(def tins.Def, overrides []TinOverride) error {
+	seen := make([]bool, len(def.Tins))
+	for _, o := range overrides {
+		i, err := def.TinIndex(o.Name)
+		name := tins.CanonicalName(o.Name)
+		switch {
+		case err != nil:
+			return &invalidError{err}
+		case seen[i]:
+			return invalid("tin %s is given twice", name)
+		case o.Rate != nil && o.RateDefault:
+			return invalid("tin %s: both a rate and the default rate are asked for", name)
+		case o.Ceil != nil && o.CeilNone:
+			return invalid("tin %s: both a ceil and none are asked for", name)
+		case o.Rate != nil && o.Rate.IsZero(), o.Ceil != nil && o.Ceil.IsZero():
+			return invalid("tin %s: a rate is empty", name)
+		case o.Rate != nil && o.Rate.IsUnlimited():
+			return invalid("tin %s: rate unlimited: a guarantee must have a size; without a cap is ceil:none", name)
+		}
+		seen[i] = true
+	}
+	return nil
+}
+
+func (s Spec) resolveBandwidth(link rates.Rate) (rates.Rate, error) {
+	bandwidth, err := s.Bandwidth.Resolve(link)
+	switch {
+	case errors.Is(err, rates.ErrNoBase):
+		return 0, invalid("bandwidth %w: the link of %s does not tell its speed; give an absolute rate, such as 1gbit", err, s.Device)
+	case err != nil:
+		return 0, invalid("bandwidth %w", err)
+	case bandwidth == rates.Unlimited:
+		return bandwidth, nil
+	case bandwidth < rates.MinBandwidth:
+		return 0, invalid("bandwidth %s is below the minimum of %s", describe(s.Bandwidth, bandwidth), rates.MinBandwidth)
+	case bandwidth > rates.MaxBandwidth:
+		return 0, invalid("bandwidth %s is above the maximum of %s", describe(s.Bandwidth, bandwidth), rates.MaxBandwidth)
+	}
+	return bandwidth, nil
+}
+
+// resolve applies o to what the preset gives its tin.
+func (o TinOverride) resolve(tin rates.TinConfig, bandwidth rates.Rate) (rates.TinConfig, error) {
+	if o.Ceil != nil {
+		ceil, err := resolveOfBandwidth(tin.Name, "ceil", *o.Ceil, bandwidth)
+		if err != nil {
+			return tin, err
+		}
+		if ceil < rates.Slowest {
+			return tin, invalid("tin %s: ceil %s is below %s, the slowest rate that can be held", tin.Name, describe(*o.Ceil, ceil), rates.Slowest)
+		}
+		if ceil < bandwidth {
+			tin.Ceil = ceil
+		}
+		tin.Rate = min(tin.Rate, ceil)
+	}
+	if o.Rate != nil {
+		rate, err := resolveOfBandwidth(tin.Name, "rate", *o.Rate, bandwidth)
+		if err != nil {
+			return tin, err
+		}
+		if rate > bandwidth {
+			return tin, invalid("tin %s: rate %s is above the bandwidth of %s", tin.Name, describe(*o.Rate, rate), bandwidth)
+		}
+		if rate > tin.Ceil {
+			return tin, invalid("tin %s: rate %s is above its ceil of %s", tin.Name, describe(*o.Rate, rate), tin.Ceil)
+		}
+		tin.Rate, tin.Explicit = rate, true
+	}
+	return tin, nil
+}
+
+func resolveOfBandwidth(tin, key string, v rates.Value, bandwidth rates.Rate) (rates.Rate, error) {
+	r, err := v.Resolve(bandwidth)
+	switch {
+	case errors.Is(err, rates.ErrUnlimitedBase):
+		return 0, invalid("tin %s: %s %w: the bandwidth is unlimited; give an absolute rate", tin, key, err)
+	case err != nil:
+		return 0, invalid("tin %s: %s %w", tin, key, err)
+	}
+	return r, nil
+}
+
+// checkGuarantees checks that the guarantees that the user set fit in the bandwidth together. The
+// default tin is left out: it has what the others do not use. No rate is above the bandwidth here,
+// so the sum cannot overflow.
+func checkGuarantees(cfg rates.Config, def tins.Def) error {
+	if cfg.Bandwidth == rates.Unlimited {
+		return nil
+	}
+	var sum rates.Rate
+	var parts []string
+	for _, i := range def.DisplayOrder {
+		if tin := cfg.Tins[i]; tin.Explicit && i != cfg.DefaultTin {
+			sum += tin.Rate
+			parts = append(parts, tin.Name+" "+tin.Rate.String())
+		}
+	}
+	if sum > cfg.Bandwidth {
+		return invalid("the tins' guarantees (%s) add up to %s, above the bandwidth of %s", strings.Join(parts, ", "), sum, cfg.Bandwidth)
+	}
+	return nil
+}
+
+// describe writes a value, and what it came to when that is not plain from it.
+func describe(v rates.Value, r rates.Rate) string {
+	if v.IsPercent() {
+		return v.String() + " (" + r.String() + ")"
+	}
+	return v.String()
+}
+
+// Change is what can be changed while traffic flows. Nil, or no override, leaves things as they are.
+type Change struct {
+	Bandwidth *rates.Value   `json:"bandwidth,omitempty"`
+	Tins      []TinOverride  `json:"tins,omitempty"`
+	Split     *rates.Split   `json:"split,omitempty"`
+	RTT       *time.Duration `json:"rtt_ns,omitempty"`
+}
+
+// Empty tells whether c changes nothing.
+func (c Change) Empty() bool {
+	return c.Bandwidth == nil && len(c.Tins) == 0 && c.Split == nil && c.RTT == nil
+}
+
+// Apply is s with the change made, validated. s stays as it is. An override changes only the
+// settings that it gives; the others of its tin stay. The overrides of the result are in the order of
+// the preset, under canonical names, without those that say nothing.
+func (s Spec) Apply(c Change) (Spec, error) {
+	def, err := tins.Lookup(string(s.Preset))
+	if err != nil {
+		return Spec{}, &invalidError{err}
+	}
+	for _, overrides := range [][]TinOverride{s.Tins, c.Tins} {
+		if err := checkOverrides(def, overrides); err != nil {
+			return Spec{}, err
+		}
+	}
+	if c.Bandwidth != nil {
+		s.Bandwidth = *c.Bandwidth
+	}
+	if c.Split != nil {
+		s.Split = *c.Split
+	}
+	if c.RTT != nil {
+		s.RTT = *c.RTT
+	}
+	if s.Tins, err = mergeOverrides(def, s.Tins, c.Tins); err != nil {
+		return Spec{}, err
+	}
+	if err := s.Validate(); err != nil {
+		return Spec{}, err
+	}
+	return s, nil
+}
+
+// mergeOverrides gives the overrides of base with those of change on top.
+func mergeOverrides(def tins.Def, base, change []TinOverride) ([]TinOverride, error) {
+	merged := make([]TinOverride, len(def.Tins))
+	for _, o := range slices.Concat(base, change) {
+		i, err := def.TinIndex(o.Name)
+		if err != nil {
+			return nil, &invalidError{err}
+		}
+		m := &merged[i]
+		if o.RateDefault {
+			m.Rate = nil
+		} else {
+			m.Rate = cmp.Or(o.Rate, m.Rate)
+		}
+		if o.CeilNone || (o.Ceil != nil && o.Ceil.IsUnlimited()) {
+			m.Ceil = nil
+		} else {
+			m.Ceil = cmp.Or(o.Ceil, m.Ceil)
+		}
+	}
+	var overrides []TinOverride
+	for i, m := range merged {
+		if m.Rate != nil || m.Ceil != nil {
+			m.Name = def.Tins[i].Name
+			overrides = append(overrides, m)
+		}
+	}
+	return overrides, nil
+}
