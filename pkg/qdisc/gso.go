@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package qdisc
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+const (
+	// A super-packet should take no more of the link than this.
+	gsoCapNs = 1_000_000
+
+	minGSOSegments = 2
+	// TCP takes MAX_TCP_HEADER (320 on 64-bit machines, less with fewer
+	// protocols built in) off the device's limit before it fills a
+	// super-packet. With less than this added, two segments would not fit.
+	gsoHeaderBytes = 384
+)
+
+// GSOCap is the largest super-packet that takes at most 1 ms of the bandwidth,
+// and no less than two segments: its size in bytes, with room for headers, and
+// its number of segments. For rates.Unlimited both are the largest uint32.
+func GSOCap(bandwidth rates.Rate, mtuBytes uint32) (sizeBytes, segments uint32) {
+	const unlimited = 1<<32 - 1
+	if bandwidth == rates.Unlimited {
+		return unlimited, unlimited
+	}
+	mtu := uint64(max(mtuBytes, 1))
+	perCap := uint64(bandwidth) / (8 * 1_000_000_000 / gsoCapNs)
+	n := max(perCap/mtu, minGSOSegments)
+	return uint32(min(n*mtu+gsoHeaderBytes, unlimited)), uint32(min(n, unlimited))
+}
+
+// gsoLimits are the limits of a device, or what they should be.
+type gsoLimits struct {
+	sizeBytes, segments uint32
+	// ipv4SizeBytes is 0 where the kernel has no such limit.
+	ipv4SizeBytes uint32
+}
+
+// ApplyGSOCap caps the super-packets of the device by [GSOCap], but never
+// raises a limit above what the journal found. It follows a change of the
+// bandwidth in both directions; for rates.Unlimited the limits are as found.
+func ApplyGSOCap(link netlink.Link, found Journal, bandwidth rates.Rate) error {
+	current, err := netlink.LinkByIndex(link.Attrs().Index)
+	if err != nil {
+		return fmt.Errorf("%s: read the device: %w", link.Attrs().Name, err)
+	}
+	size, segments := GSOCap(bandwidth, uint32(current.Attrs().MTU))
+	return setGSO(current, gsoLimits{
+		sizeBytes:     min(size, found.GSOMaxSizeBytes),
+		segments:      min(segments, found.GSOMaxSegments),
+		ipv4SizeBytes: min(size, found.GSOIPv4MaxSizeBytes),
+	})
+}
+
+// RestoreGSO sets the GSO limits of the device back to what the journal found.
+func RestoreGSO(link netlink.Link, found Journal) error {
+	current, err := netlink.LinkByIndex(link.Attrs().Index)
+	if err != nil {
+		return fmt.Errorf("%s: read the device: %w", link.Attrs().Name, err)
+	}
+	return setGSO(current, gsoLimits{found.GSOMaxSizeBytes, found.GSOMaxSegments, found.GSOIPv4MaxSizeBytes})
+}
+
+// setGSO sets the limits that differ, in one request.
+func setGSO(link netlink.Link, want gsoLimits) error {
+	a := link.Attrs()
+	if (gsoLimits{a.GSOMaxSize, a.GSOMaxSegs, a.GSOIPv4MaxSize}) == want {
+		return nil
+	}
+	c, err := openRTNL()
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	req := c.request(unix.RTM_SETLINK, unix.NLM_F_ACK)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(a.Index)
+	req.AddData(msg)
+	// The kernel takes the attributes in this order. Setting the first one
+	// sets the IPv4 limit too, so that is always sent after it.
+	req.AddData(nl.NewRtAttr(unix.IFLA_GSO_MAX_SIZE, nl.Uint32Attr(want.sizeBytes)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GSO_MAX_SEGS, nl.Uint32Attr(want.segments)))
+	if want.ipv4SizeBytes != 0 {
+		req.AddData(nl.NewRtAttr(unix.IFLA_GSO_IPV4_MAX_SIZE, nl.Uint32Attr(want.ipv4SizeBytes)))
+	}
+	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil {
+		return fmt.Errorf("%s: set gso_max_size %d, gso_max_segs %d, gso_ipv4_max_size %d: %w",
+			a.Name, want.sizeBytes, want.segments, want.ipv4SizeBytes, err)
+	}
+	return nil
+}
