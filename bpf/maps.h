@@ -135,6 +135,16 @@ struct {
 	__type(value, struct controller_stats);
 } controller SEC(".maps");
 
+/* Key 0. Value: a number on its way through address_of(). Written and read by the data path at
+ * once.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} scratch SEC(".maps");
+
 struct sweeper {
 	struct bpf_timer timer;
 };

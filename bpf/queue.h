@@ -23,20 +23,40 @@ static __always_inline __u32 scale_hash(__u32 hash, __u32 count)
 	return (__u64)hash * count >> 32;
 }
 
+/* The address of a kernel object as a number. Going through a map makes the verifier forget that it
+ * is a pointer, whose fields it would not let be read.
+ */
+static __always_inline void *address_of(void *object)
+{
+	__u32 zero = 0;
+	void *volatile *slot = bpf_map_lookup_elem(&scratch, &zero);
+
+	/* An array of one entry always has it. */
+	if (!slot)
+		return NULL;
+	*slot = object;
+	return *slot;
+}
+
 /* The queue cached in the packet's socket, or NO_QUEUE_MAPPING when the kernel will not use it. */
 static __always_inline __u32 queue_of_socket(struct __sk_buff *ctx)
 {
-	__u32 queue;
-
-	if (!ctx->sk || !has_kernel_ctx)
+	if (!ctx->sk)
 		return NO_QUEUE_MAPPING;
 
-	struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
-	struct sock *sk = skb->sk;
-	if (!sk || BPF_CORE_READ_BITFIELD(skb, ooo_okay))
+	if (has_kernel_ctx) {
+		struct sk_buff *skb = bpf_cast_to_kern_ctx(ctx);
+		struct sock *sk = skb->sk;
+
+		if (!sk || BPF_CORE_READ_BITFIELD(skb, ooo_okay))
+			return NO_QUEUE_MAPPING;
+		return sk->__sk_common.skc_tx_queue_mapping;
+	}
+
+	struct sk_buff *skb = address_of(ctx);
+	if (!skb || BPF_CORE_READ_BITFIELD_PROBED(skb, ooo_okay))
 		return NO_QUEUE_MAPPING;
-	queue = sk->__sk_common.skc_tx_queue_mapping;
-	return queue;
+	return BPF_CORE_READ(skb, sk, __sk_common.skc_tx_queue_mapping);
 }
 
 static __always_inline __u32 queue_foresee(struct __sk_buff *skb, const struct device_config *cfg,

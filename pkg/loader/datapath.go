@@ -158,6 +158,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapEvents:     &m.Events,
 		dataPathMapFlows:      &m.Flows,
 		dataPathMapQueueStats: &m.QueueStats,
+		dataPathMapScratch:    &m.Scratch,
 		dataPathMapShards:     &m.Shards,
 		dataPathMapSweeperMap: &m.SweeperMap,
 		dataPathMapTinStats:   &m.TinStats,
@@ -165,7 +166,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 	}
 }
 
-// Pin makes the data path, and its tcx link if it has one, outlive the process. The pins appear all
+// Pin makes the data path outlive the process. The pins appear all
 // at once: they are made in a directory beside dir, which is then renamed.
 func (d *DataPath) Pin(dir string) (err error) {
 	building := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
@@ -187,11 +188,6 @@ func (d *DataPath) Pin(dir string) (err error) {
 	}
 	if err := d.objects.CakectlEgress.Pin(filepath.Join(building, programPin)); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
-	}
-	if d.tcx != nil {
-		if err := d.tcx.Pin(filepath.Join(building, linkPin)); err != nil {
-			return fmt.Errorf("pin the tcx link: %w", err)
-		}
 	}
 	if err := os.Rename(building, dir); err != nil {
 		return fmt.Errorf("put the pins in place: %w", err)
@@ -278,3 +274,15 @@ func (d *DataPath) Close() error {
 
 // Queues is the number of transmit queues that the maps have room for.
 func (d *DataPath) Queues() int { return d.queues }
+
+// PinLink makes a tcx link outlive the process, beside the pins of [DataPath.Pin]. A clsact filter
+// does by itself.
+func (d *DataPath) PinLink(dir string) error {
+	if d.tcx == nil {
+		return nil
+	}
+	if err := d.tcx.Pin(filepath.Join(dir, linkPin)); err != nil {
+		return fmt.Errorf("pin the tcx link: %w", err)
+	}
+	return nil
+}

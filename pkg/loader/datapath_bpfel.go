@@ -153,6 +153,7 @@ const (
 	dataPathMapEvents          = "events"
 	dataPathMapFlows           = "flows"
 	dataPathMapQueueStats      = "queue_stats"
+	dataPathMapScratch         = "scratch"
 	dataPathMapShards          = "shards"
 	dataPathMapSweeperMap      = "sweeper_map"
 	dataPathMapTinStats        = "tin_stats"
@@ -221,6 +222,7 @@ type dataPathMapSpecs struct {
 	Events     *ebpf.MapSpec `ebpf:"events"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
+	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
 	Shards     *ebpf.MapSpec `ebpf:"shards"`
 	SweeperMap *ebpf.MapSpec `ebpf:"sweeper_map"`
 	TinStats   *ebpf.MapSpec `ebpf:"tin_stats"`
@@ -265,6 +267,7 @@ type dataPathMaps struct {
 	Events     *ebpf.Map `ebpf:"events"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
+	Scratch    *ebpf.Map `ebpf:"scratch"`
 	Shards     *ebpf.Map `ebpf:"shards"`
 	SweeperMap *ebpf.Map `ebpf:"sweeper_map"`
 	TinStats   *ebpf.Map `ebpf:"tin_stats"`
@@ -281,6 +284,7 @@ func (m *dataPathMaps) Close() error {
 		m.Events,
 		m.Flows,
 		m.QueueStats,
+		m.Scratch,
 		m.Shards,
 		m.SweeperMap,
 		m.TinStats,

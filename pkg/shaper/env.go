@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package shaper
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/loader"
+	"github.com/cakectl/cakectl/pkg/qdisc"
+)
+
+// The directories of a host.
+const (
+	DefaultBPFFS  = "/sys/fs/bpf/cakectl"
+	DefaultRunDir = "/run/cakectl"
+)
+
+var (
+	// ErrNotAttached means that nothing of ours is on the device.
+	ErrNotAttached = errors.New("not attached")
+	// ErrBusy means that another process is changing the device, or runs its controller.
+	ErrBusy = errors.New("another cakectl is at work")
+)
+
+// Env is where a host keeps state, and what this process prefers.
+type Env struct {
+	// BPFFS is the directory for pins, on a BPF file system.
+	BPFFS string
+	// RunDir is the directory for records, locks and sockets.
+	RunDir string
+	// Hook forces the egress hook; empty takes tcx, else clsact.
+	Hook loader.Hook
+	Log  *slog.Logger
+
+	// fault, if set by a test, is asked before each step of an attach and makes it fail.
+	fault func(step string) error
+}
+
+func (e Env) pins(device string) string   { return filepath.Join(e.BPFFS, device) }
+func (e Env) record(device string) string { return filepath.Join(e.RunDir, device+".json") }
+
+// prepare makes the directories.
+func (e Env) prepare() error {
+	if err := os.MkdirAll(e.RunDir, 0o750); err != nil {
+		return fmt.Errorf("make the run directory: %w", err)
+	}
+	if err := os.MkdirAll(e.BPFFS, 0o750); err != nil {
+		return fmt.Errorf("make the directory for pins (is a BPF file system mounted there? mount -t bpf bpf /sys/fs/bpf): %w", err)
+	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(e.BPFFS, &stat); err != nil {
+		return fmt.Errorf("look at the directory for pins: %w", err)
+	}
+	if stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	// Where nothing has mounted one yet, as on hosts without systemd.
+	parent := filepath.Dir(e.BPFFS)
+	if parent != "/sys/fs/bpf" {
+		return fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf %s)", e.BPFFS, parent)
+	}
+	if err := unix.Mount("bpf", parent, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount a BPF file system at %s: %w", parent, err)
+	}
+	if err := os.MkdirAll(e.BPFFS, 0o750); err != nil {
+		return fmt.Errorf("make the directory for pins: %w", err)
+	}
+	return nil
+}
+
+// recordVersion is the version of the layout of [record].
+const recordVersion = 1
+
+// record is what outlives the process beside the pins.
+type record struct {
+	Version int `json:"version"`
+	// Ifindex and Netns identify the device: a name alone may come to mean another.
+	Ifindex int    `json:"ifindex"`
+	Netns   uint64 `json:"netns"`
+
+	Spec       config.Spec       `json:"spec"`
+	FQ         qdisc.FQOptions   `json:"fq"`
+	Attachment loader.Attachment `json:"attachment"`
+	// Found is the device before it was touched.
+	Found qdisc.Journal `json:"found"`
+}
+
+func (e Env) readRecord(device string) (record, error) {
+	var r record
+	text, err := os.ReadFile(e.record(device))
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, fmt.Errorf("%s: %w", device, ErrNotAttached)
+	}
+	if err != nil {
+		return r, fmt.Errorf("read the record of %s: %w", device, err)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("read the record of %s: %w", device, err)
+	}
+	if r.Version != recordVersion {
+		return r, fmt.Errorf("the record of %s has layout %d and this cakectl knows %d: detach with the version that attached", device, r.Version, recordVersion)
+	}
+	return r, nil
+}
+
+// writeRecord replaces the record in one step, on disk before it returns.
+func (e Env) writeRecord(r record) error {
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
+	}
+	path := e.record(r.Spec.Device)
+	if err := os.WriteFile(path+".new", append(text, '\n'), 0o640); err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
+	}
+	return nil
+}
+
+func (e Env) removeRecord(device string) error {
+	if err := os.Remove(e.record(device)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the record of %s: %w", device, err)
+	}
+	return nil
+}
+
+// List names the devices that are attached, or half so.
+func List(env Env) ([]string, error) {
+	entries, err := os.ReadDir(env.RunDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the attached devices: %w", err)
+	}
+	var devices []string
+	for _, entry := range entries {
+		if device, ok := strings.CutSuffix(entry.Name(), ".json"); ok {
+			devices = append(devices, device)
+		}
+	}
+	return devices, nil
+}
+
+// netnsID identifies the network namespace of the calling thread.
+func netnsID() (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &stat); err != nil {
+		return 0, fmt.Errorf("identify the network namespace: %w", err)
+	}
+	return stat.Ino, nil
+}
+
+// lockWait is how long a command waits for another one on the same device.
+const lockWait = 10 * time.Second
+
+// lock is a file lock that ends with the process, however that ends.
+type lock struct{ file *os.File }
+
+// lockDevice makes this process the only one that changes the device.
+func (e Env) lockDevice(ctx context.Context, device string) (*lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	for {
+		l, err := tryLock(filepath.Join(e.RunDir, device+".lock"))
+		if !errors.Is(err, ErrBusy) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for another command on %s: %w", device, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// lockController makes this process the only one that runs the device's controller; the file then
+// holds its process ID.
+func (e Env) lockController(device string) (*lock, error) {
+	l, err := tryLock(e.controllerLock(device))
+	if err != nil {
+		return nil, fmt.Errorf("run the controller of %s: %w", device, err)
+	}
+	if err := errors.Join(l.file.Truncate(0), writeString(l.file, strconv.Itoa(os.Getpid()))); err != nil {
+		return nil, fmt.Errorf("run the controller of %s: %w", device, errors.Join(err, l.release()))
+	}
+	return l, nil
+}
+
+func writeString(file *os.File, text string) error {
+	_, err := file.WriteAt([]byte(text), 0)
+	return err
+}
+
+func (e Env) controllerLock(device string) string {
+	return filepath.Join(e.RunDir, device+".controller")
+}
+
+// controllerPID is the process that runs the device's controller; 0 is none.
+func (e Env) controllerPID(device string) int {
+	path := e.controllerLock(device)
+	if _, err := os.Stat(path); err != nil {
+		return 0
+	}
+	l, err := tryLock(path)
+	if err == nil {
+		l.release()
+		return 0
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(string(text))
+	return pid
+}
+
+func tryLock(path string) (*lock, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock: %w", err)
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return &lock{file}, nil
+	}
+	file.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, ErrBusy
+	}
+	return nil, fmt.Errorf("take the lock %s: %w", path, err)
+}
+
+// release keeps the file: removing it would let two processes lock two files of the same name.
+func (l *lock) release() error { return l.file.Close() }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package shaper
+
+import (
+	"fmt"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/loader"
+	"github.com/cakectl/cakectl/pkg/qdisc"
+	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
+)
+
+const (
+	// A local socket's packets are charged to it until they leave, so its own buffer stops it long
+	// before these horizons; they are sized so that many such sockets fit.
+	localSockets    = 64
+	minLocalHorizon = 2 * time.Second
+	maxLocalHorizon = 60 * time.Second
+
+	// Forwarded packets have nothing that stops them: they get a round-trip time, and never less
+	// than this many full packets.
+	minForwardPackets = 20
+
+	// Flows are counted over the time that this many full packets take, so that at a low rate too
+	// an active flow is seen in each epoch.
+	epochPackets = 512
+	minEpoch     = 134 * time.Millisecond
+	maxEpoch     = 2 * time.Second
+
+	debtLimit = 4 * time.Millisecond
+)
+
+// settings derives what the data path needs from what was asked for.
+func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qdisc.Sizing) (loader.Settings, error) {
+	def, err := tins.Lookup(string(spec.Preset))
+	if err != nil {
+		return loader.Settings{}, err
+	}
+	packet := timeToSend(uint64(mtu), cfg.Bandwidth)
+	s := loader.Settings{
+		Bandwidth:      cfg.Bandwidth,
+		LocalHorizon:   min(max(timeToSend(localSockets*sizing.SendBufferDefaultBytes, cfg.Bandwidth), minLocalHorizon), maxLocalHorizon),
+		ForwardHorizon: max(spec.RTT, minForwardPackets*packet),
+		DebtLimit:      debtLimit,
+		Epoch:          min(max(epochPackets*packet, minEpoch), maxEpoch),
+		Queues:         queues,
+		DSCPToTin:      def.DSCPToTin,
+	}
+	for _, tin := range cfg.Tins {
+		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil})
+	}
+	return s, nil
+}
+
+// timeToSend is how long n bytes take at a rate; an hour and more is an hour.
+func timeToSend(n uint64, rate rates.Rate) time.Duration {
+	if rate == rates.Unlimited {
+		return 0
+	}
+	hi, lo := bits.Mul64(n, 8*uint64(time.Second))
+	if hi >= uint64(rate) {
+		return time.Hour
+	}
+	ns, _ := bits.Div64(hi, lo, uint64(rate))
+	return min(time.Duration(min(ns, uint64(time.Hour))), time.Hour)
+}
+
+// linkSpeed is the device's speed as its driver tells it, 0 if it does not.
+func linkSpeed(device string) rates.Rate {
+	text, err := os.ReadFile(filepath.Join("/sys/class/net", device, "speed"))
+	if err != nil {
+		return 0
+	}
+	megabits, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || megabits <= 0 {
+		return 0
+	}
+	return rates.Rate(megabits) * 1_000_000
+}
+
+// xpsQueues turns the journal's XPS maps into the queues that each CPU may use.
+func xpsQueues(maps []qdisc.XPSMap) (map[int][]int, error) {
+	queues := map[int][]int{}
+	for _, m := range maps {
+		cpus, err := parseCPUMask(m.CPUs)
+		if err != nil {
+			return nil, fmt.Errorf("XPS map of queue %d: %w", m.Queue, err)
+		}
+		for _, cpu := range cpus {
+			queues[cpu] = append(queues[cpu], m.Queue)
+		}
+	}
+	return queues, nil
+}
+
+// parseCPUMask reads the kernel's hexadecimal masks: groups of 32 bits, the highest first.
+func parseCPUMask(text string) ([]int, error) {
+	var cpus []int
+	groups := strings.Split(strings.TrimSpace(text), ",")
+	for i, group := range groups {
+		mask, err := strconv.ParseUint(group, 16, 32)
+		if text != "" && err != nil {
+			return nil, fmt.Errorf("CPU mask %q: %w", text, err)
+		}
+		for bit := range 32 {
+			if mask&(1<<bit) != 0 {
+				cpus = append(cpus, (len(groups)-1-i)*32+bit)
+			}
+		}
+	}
+	return cpus, nil
+}

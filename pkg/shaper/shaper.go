@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package shaper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/loader"
+	"github.com/cakectl/cakectl/pkg/qdisc"
+)
+
+// OnReaction makes Run report the time from each event to the rates that it led to. It has to be
+// called before Run.
+func (s *Shaper) OnReaction(reacted func(time.Duration)) { s.reacted = reacted }
+
+// Spec is what the device is shaped to.
+func (s *Shaper) Spec() config.Spec {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Spec
+}
+
+// Run runs the controller until ctx ends, and returns nil then. It returns [ErrBusy] where another
+// process does already.
+func (s *Shaper) Run(ctx context.Context) error {
+	l, err := s.env.lockController(s.name)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	events, err := s.datapath.Events()
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	// What happened while nobody listened is in the shards, not in the ring.
+	if _, err := s.controller.Recompute(loader.TriggerStart); err != nil {
+		return err
+	}
+	return s.controller.Run(ctx, events)
+}
+
+// Changed says what a change did.
+type Changed struct {
+	// RateWrites counts the effective rates that were written.
+	RateWrites int `json:"rate_writes"`
+	// Spec is what the device is shaped to now.
+	Spec config.Spec `json:"spec"`
+}
+
+// Set changes rates and policies of the device under way: no packet is lost and no clock reset.
+func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error) {
+	l, err := s.env.lockDevice(ctx, s.name)
+	if err != nil {
+		return Changed{}, err
+	}
+	defer l.release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.device == nil || s.datapath == nil {
+		return Changed{}, fmt.Errorf("change %s: %w", s.name, ErrNotAttached)
+	}
+	if s.controller == nil {
+		if err := s.startController(ctx); err != nil {
+			return Changed{}, err
+		}
+	}
+	return s.change(ctx, change)
+}
+
+// change makes a change effective and records it. Either all of it is in force or nothing is.
+func (s *Shaper) change(ctx context.Context, change config.Change) (Changed, error) {
+	before, beforeRates := s.record.Spec, s.rates
+	spec, err := before.Apply(change)
+	if err != nil {
+		return Changed{}, err
+	}
+	cfg, err := spec.Resolve(linkSpeed(s.name))
+	if err != nil {
+		return Changed{}, err
+	}
+	s.record.Spec, s.rates = spec, cfg
+	writes, err := s.applyRates(ctx)
+	if err != nil {
+		s.record.Spec, s.rates = before, beforeRates
+		_, undo := s.applyRates(context.WithoutCancel(ctx))
+		return Changed{}, errors.Join(fmt.Errorf("change %s: %w", s.name, err), undo)
+	}
+	return Changed{RateWrites: writes, Spec: spec}, nil
+}
+
+// applyRates makes s.rates effective. The fqs grow before they have to hold more.
+func (s *Shaper) applyRates(ctx context.Context) (writes int, err error) {
+	if err := s.installQdiscs(ctx); err != nil {
+		return 0, err
+	}
+	writes, err = s.controller.Configure(s.rates, func() error { return s.loadDataPath(ctx) })
+	if err != nil {
+		return writes, err
+	}
+	return writes, qdisc.ApplyGSOCap(s.device, s.record.Found, s.rates.Bandwidth)
+}
+
+// Detach takes everything of ours off the device and leaves it as it was found.
+func (s *Shaper) Detach(ctx context.Context) error {
+	l, err := s.env.lockDevice(ctx, s.name)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.teardown(ctx)
+}
+
+// teardown undoes every step of an attach, whichever of them were done. Each part is tried although
+// another failed; the record goes last, so that a detach that failed can be repeated.
+func (s *Shaper) teardown(ctx context.Context) error {
+	var errs []error
+	if s.datapath != nil {
+		errs = append(errs, s.datapath.Detach(s.device, s.record.Attachment, s.env.pins(s.name)))
+	}
+	if s.device != nil {
+		errs = append(errs, qdisc.Restore(ctx, s.device, s.record.Found), qdisc.RestoreGSO(s.device, s.record.Found))
+	}
+	errs = append(errs, loader.Unpin(s.env.pins(s.name)))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("detach %s: %w", s.name, err)
+	}
+	return s.env.removeRecord(s.name)
+}
+
+// Plan says in words what Attach would do. It touches nothing.
+func Plan(_ context.Context, env Env, spec config.Spec) ([]string, error) {
+	if _, err := spec.Resolve(linkSpeed(spec.Device)); err != nil {
+		return nil, err
+	}
+	s, err := open(env, spec.Device)
+	attached := err == nil
+	if err != nil && !errors.Is(err, ErrNotAttached) {
+		return nil, err
+	}
+	if !attached {
+		s = &Shaper{name: spec.Device}
+	} else {
+		defer s.Close()
+	}
+	var plan []string
+	for _, step := range s.steps() {
+		plan = append(plan, step.name)
+	}
+	return plan, nil
+}
