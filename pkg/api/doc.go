@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: BSD-2-Clause
 
 // Package api is how a cakectl process talks to another: HTTP and JSON over a unix socket in the run
-// directory. [Status] is also what `cakectl status -o json` prints.
+// directory, one socket a device. [Status] is also what `cakectl status -o json` prints.
+//
+//	GET   /v1/status   the Status
+//	PATCH /v1/config   takes a config.Change, answers with a Changed
+//	POST  /v1/detach   restores the device and ends the daemon
+//
+// Who may connect is decided by the socket's permissions (0660). An error is answered as an [Error]
+// in JSON, which the [Client] returns.
 package api
