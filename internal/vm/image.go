@@ -22,11 +22,13 @@ import (
 )
 
 // hostPrograms are copied from the host into the image, with their libraries.
+// The shell is the host's too: busybox's prefers its own ip and ping to those.
 var hostPrograms = []struct {
 	name     string
 	remedy   string // the Debian package that has it
 	optional bool
 }{
+	{name: "sh", remedy: "dash"},
 	{name: "ip", remedy: "iproute2"},
 	{name: "tc", remedy: "iproute2"},
 	{name: "ss", remedy: "iproute2"},
@@ -35,6 +37,9 @@ var hostPrograms = []struct {
 	{name: "ethtool", optional: true},
 	{name: "bpftool", optional: true},
 }
+
+// hostProgramDir is where the image has them.
+const hostProgramDir = "/bin/"
 
 // programDirs are searched beside PATH, which often lacks the sbin directories.
 var programDirs = []string{"/usr/sbin", "/sbin", "/usr/local/sbin"}
@@ -97,7 +102,7 @@ func (i image) addJob(archive *cpioWriter) error {
 		if err := archive.copy(path, module.path); err != nil {
 			return err
 		}
-		job.Modules = append(job.Modules, path)
+		job.Modules = append(job.Modules, wire.Module{Path: path, Parameters: moduleParameters[module.name]})
 	}
 	text, err := json.Marshal(job)
 	if err != nil {
@@ -138,7 +143,7 @@ func addHostPrograms(ctx context.Context, archive *cpioWriter) error {
 		if err != nil {
 			return fmt.Errorf("image: program %s (install package %s): %w", program.name, program.remedy, err)
 		}
-		if err := archive.copy("/usr/sbin/"+program.name, path); err != nil {
+		if err := archive.copy(hostProgramDir+program.name, path); err != nil {
 			return err
 		}
 		libraries, err := sharedLibraries(ctx, path)
@@ -217,7 +222,7 @@ func addBusybox(ctx context.Context, archive *cpioWriter) error {
 		return err
 	}
 	for _, name := range strings.Fields(list) {
-		if archive.has("/usr/sbin/"+name) || archive.has("/bin/"+name) {
+		if archive.has("/bin/" + name) {
 			continue
 		}
 		if err := archive.symlink("/bin/"+name, "busybox"); err != nil {

@@ -31,6 +31,12 @@ var wantedModules = []string{
 	"tcp_bbr", "tcp_dctcp", "tcp_diag", "udp_diag",
 }
 
+// moduleParameters keep modules from making devices that nobody asked for.
+var moduleParameters = map[string]string{
+	"ifb":   "numifbs=0",
+	"dummy": "numdummies=0",
+}
+
 // moduleTree is the module directory of a kernel. Debian's packages have no
 // modules.dep (depmod writes that at installation), so that dependencies are
 // read from the modules themselves.

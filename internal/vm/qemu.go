@@ -25,7 +25,7 @@ const qemuProgram = "qemu-system-x86_64"
 // kernelArguments of every guest. An oops becomes a panic and a panic a reboot,
 // which -no-reboot turns into the end of QEMU. Only warnings and worse go to
 // the console: every character on it costs the guest an exit.
-const kernelArguments = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr mitigations=off random.trust_cpu=on"
+const kernelArguments = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr mitigations=off random.trust_cpu=on tsc=reliable"
 
 // firstExtraFD is the number that the first of exec.Cmd.ExtraFiles gets.
 const firstExtraFD = 3

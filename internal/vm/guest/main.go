@@ -94,8 +94,8 @@ func work() error {
 	if err := mountAll(); err != nil {
 		return err
 	}
-	for _, path := range job.Modules {
-		if err := loadModule(path); err != nil {
+	for _, module := range job.Modules {
+		if err := loadModule(module); err != nil {
 			return err
 		}
 	}
@@ -178,14 +178,14 @@ func mountAll() error {
 	return nil
 }
 
-func loadModule(path string) error {
-	file, err := os.Open(path)
+func loadModule(module wire.Module) error {
+	file, err := os.Open(module.Path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("load module %s: %w", path, err)
+	if err := unix.FinitModule(int(file.Fd()), module.Parameters, 0); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("load module %s: %w", module.Path, err)
 	}
 	return nil
 }

@@ -25,10 +25,16 @@ const OutDir = "/out"
 
 // Job is what the guest does between boot and power-off.
 type Job struct {
-	// Modules are paths of kernel modules, each after those it depends on.
-	Modules []string `json:"modules"`
+	// Modules are kernel modules to load, each after those it depends on.
+	Modules []Module `json:"modules"`
 	// Steps run one after the other, whatever the exit status of the earlier ones.
 	Steps []Step `json:"steps"`
+}
+
+// Module is a kernel module in the initramfs.
+type Module struct {
+	Path       string `json:"path"`
+	Parameters string `json:"parameters,omitempty"` // name=value, separated by spaces
 }
 
 // Step is one program to run in the guest.
