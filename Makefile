@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: BSD-2-Clause
+#
+# `make help` lists the targets. All of them work from a clean clone on a Debian machine with git, make
+# and Go; those that need more install it, as root.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+GO      ?= go
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+PREFIX  ?= /usr/local
+
+# The one compiler of the committed BPF objects, with the headers of Debian 12.
+CLANG         := clang-19
+CLANG_VERSION := 19.1.7
+CLANG_FORMAT  := clang-format-19
+
+BPF_SOURCES := $(shell git ls-files 'bpf/*.[ch]' 'lab/*.[ch]')
+GO_PACKAGES := ./...
+
+# Packages whose tests need a kernel with sch_fq, and the kernels they run on.
+VM_PACKAGES := ./pkg/loader ./pkg/qdisc ./pkg/shaper ./cmd/cakectl
+VM_LANES    := newest 6.12 6.1
+
+##@ Use
+
+.PHONY: help
+help: ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/cakectl; needs Go only
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/cakectl ./cmd/cakectl
+
+.PHONY: install
+install: build ## install the program under PREFIX (/usr/local)
+	install -D -m 0755 bin/cakectl $(DESTDIR)$(PREFIX)/sbin/cakectl
+
+.PHONY: demo
+demo: setup-run ## shape real traffic and show it, in a VM where this kernel has no sch_fq
+	$(GO) run ./lab/demo
+
+##@ Test
+
+.PHONY: test
+test: setup-build lint check-generated test-native test-vm ## everything: checks, unit and kernel tests, VM tests
+
+.PHONY: test-native
+test-native: ## unit tests, and kernel tests on this machine (as root, in namespaces of their own)
+	$(GO) test -shuffle=on -count=1 $(GO_PACKAGES)
+
+.PHONY: test-race
+test-race: ## the same under the race detector
+	$(GO) test -race -shuffle=on -count=1 $(GO_PACKAGES)
+
+.PHONY: test-vm
+test-vm: setup-run $(VM_LANES:%=test-vm-%) ## tests of real pacing on Debian's kernels, in QEMU
+
+.PHONY: $(VM_LANES:%=test-vm-%)
+$(VM_LANES:%=test-vm-%): test-vm-%: setup-run
+	$(GO) run ./internal/vm/run -lane $* -smp 2 $(VM_PACKAGES:%=-test %) -run 'TestVM'
+
+.PHONY: fuzz
+fuzz: ## fuzz the parsers for a minute
+	$(GO) test -fuzz=. -fuzztime=60s ./pkg/rates
+
+.PHONY: lint
+lint: ## formatting, vet, staticcheck
+	@unformatted=$$(git ls-files '*.go' | xargs gofmt -l); [ -z "$$unformatted" ] || { echo "not gofmt'ed: $$unformatted"; exit 1; }
+	$(GO) vet $(GO_PACKAGES)
+	$(GO) tool staticcheck $(GO_PACKAGES)
+	$(CLANG_FORMAT) --dry-run --Werror $(BPF_SOURCES)
+
+##@ Data path
+
+.PHONY: generate
+generate: check-clang ## build the BPF objects and their Go side
+	BPF2GO_CFLAGS="-I/usr/include/$$(gcc -print-multiarch)" $(GO) generate ./...
+
+.PHONY: check-generated
+check-generated: generate ## fail when the committed BPF objects do not match their source
+	@git diff --exit-code --stat -- '*_bpfel.go' '*_bpfel.o' || { echo 'the committed BPF objects do not match their source: make generate, and commit them'; exit 1; }
+
+.PHONY: check-clang
+check-clang:
+	@$(CLANG) --version | grep -q 'clang version $(CLANG_VERSION)' || { echo 'need $(CLANG) $(CLANG_VERSION), the one compiler of the committed objects (make setup-build, on Debian 12)'; exit 1; }
+
+.PHONY: format
+format: ## format all sources
+	git ls-files '*.go' | xargs gofmt -w
+	$(CLANG_FORMAT) -i $(BPF_SOURCES)
+
+##@ Machine
+
+.PHONY: setup-run
+setup-run: ## install what running VMs and the demo takes
+	@scripts/setup run
+
+.PHONY: setup-build
+setup-build: ## install what building and checking the BPF objects takes
+	@scripts/setup build
+
+.PHONY: clean
+clean: ## remove what was built, and the kernels that were fetched
+	rm -rf bin .cache lab/report
