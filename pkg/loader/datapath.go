@@ -32,6 +32,9 @@ const (
 const (
 	programPin = "program"
 	linkPin    = "link"
+
+	// A BPF file system takes no dots in names.
+	buildingSuffix = "%new"
 )
 
 var (
@@ -169,7 +172,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 // Pin makes the data path outlive the process. The pins appear all
 // at once: they are made in a directory beside dir, which is then renamed.
 func (d *DataPath) Pin(dir string) (err error) {
-	building := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
+	building := dir + buildingSuffix
 	if err := os.RemoveAll(building); err != nil {
 		return fmt.Errorf("clear what an earlier attempt left of pins: %w", err)
 	}
@@ -247,8 +250,7 @@ func Open(dir string) (*DataPath, error) {
 // Unpin removes what [DataPath.Pin] made in dir, and what an interrupted Pin left. It is no error if
 // nothing is there.
 func Unpin(dir string) error {
-	building := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+".new")
-	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(building)); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+buildingSuffix)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return nil
