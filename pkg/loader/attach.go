@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -67,8 +68,13 @@ func (d *DataPath) attachClsact(device netlink.Link) (a Attachment, err error) {
 	case err == nil:
 		a.MadeClsact = true
 	case errors.Is(err, fs.ErrExist):
-		if err := requireClsact(device); err != nil {
+		// The ingress qdisc takes clsact's place but has no egress.
+		ingress, err := hasQdisc(device, "ingress")
+		if err != nil {
 			return a, err
+		}
+		if ingress {
+			return a, fmt.Errorf("attach to %s at clsact egress: an ingress qdisc sits where clsact would; remove it (tc qdisc del dev %[1]s ingress) or replace it by clsact, which does all it does", name)
 		}
 	default:
 		return a, fmt.Errorf("add a clsact qdisc to %s: %w", name, err)
@@ -108,18 +114,13 @@ func clsactOf(device netlink.Link) *netlink.Clsact {
 	}}
 }
 
-// requireClsact tells a clsact qdisc from the ingress qdisc, which takes its place but has no egress.
-func requireClsact(device netlink.Link) error {
+// hasQdisc tells whether the device has a qdisc of a kind.
+func hasQdisc(device netlink.Link, kind string) (bool, error) {
 	qdiscs, err := netlink.QdiscList(device)
 	if err != nil {
-		return fmt.Errorf("list the qdiscs of %s: %w", device.Attrs().Name, err)
+		return false, fmt.Errorf("list the qdiscs of %s: %w", device.Attrs().Name, err)
 	}
-	for _, qdisc := range qdiscs {
-		if qdisc.Type() == "ingress" {
-			return fmt.Errorf("attach to %s at clsact egress: an ingress qdisc sits where clsact would; remove it (tc qdisc del dev %[1]s ingress) or replace it by clsact, which does all it does", device.Attrs().Name)
-		}
-	}
-	return nil
+	return slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Type() == kind }), nil
 }
 
 // egressFilters lists the filters at clsact egress.
@@ -215,7 +216,10 @@ func removeClsact(device netlink.Link, a Attachment) error {
 			return nil
 		}
 	}
-	if err := netlink.QdiscDel(clsactOf(device)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if there, err := hasQdisc(device, "clsact"); err != nil || !there {
+		return err
+	}
+	if err := netlink.QdiscDel(clsactOf(device)); err != nil {
 		return fmt.Errorf("remove the clsact qdisc from %s: %w", name, err)
 	}
 	return nil

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/cakectl/cakectl/internal/testnet"
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// load makes a data path without a rate, so that packets only have to be counted.
+func load(t *testing.T, queues int) *DataPath {
+	t.Helper()
+	d, err := Load(Options{Queues: queues, Tins: 1, LinkHeaderBytes: 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	if err := d.Configure(testSettingsFor(rates.Unlimited, queues)); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func testSettingsFor(bandwidth rates.Rate, queues int) Settings {
+	s := testSettings(bandwidth)
+	s.Queues = queues
+	return s
+}
+
+// sendUDP sends n packets from each of so many connected sockets.
+func sendUDP(t *testing.T, sockets, n int) {
+	t.Helper()
+	for i := range sockets {
+		conn, err := net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, strconv.Itoa(1000+i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range n {
+			if _, err := conn.Write([]byte("packet")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		conn.Close()
+	}
+}
+
+// passing is a foreign program that lets everything pass.
+func passing(t *testing.T) *ebpf.Program {
+	t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	return program
+}
+
+func TestAttachAndDetach(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			testnet.Enter(t)
+			device := testnet.Veth(t, 4)
+			pins := filepath.Join(testnet.BPFFS(t), "v0")
+			d := load(t, 4)
+
+			a, err := d.Attach(device, hook)
+			if hook == TCX && errors.Is(err, link.ErrNotSupported) {
+				requireOldKernel(t, "6.6", err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Hook != hook {
+				t.Errorf("attached by %s", a.Hook)
+			}
+			sendUDP(t, 8, 10)
+			if got := packetsOf(t, d); got != 80 {
+				t.Errorf("counted %d packets, sent 80", got)
+			}
+			if err := d.Detach(device, a, pins); err != nil {
+				t.Fatal(err)
+			}
+			if attached, err := d.Attached(device, a); attached || err != nil {
+				t.Errorf("after detaching: attached %v, %v", attached, err)
+			}
+			sendUDP(t, 1, 10)
+			if got := packetsOf(t, d); got != 80 {
+				t.Errorf("counted %d packets although detached", got-80)
+			}
+			if qdiscs := testnet.Run(t, "tc qdisc show dev v0"); strings.Contains(qdiscs, "clsact") {
+				t.Errorf("the clsact qdisc is left: %s", qdiscs)
+			}
+			if err := d.Detach(device, a, pins); err != nil {
+				t.Errorf("detaching twice: %v", err)
+			}
+		})
+	}
+}
+
+// requireOldKernel fails unless this kernel is older than the one that brought a feature.
+func requireOldKernel(t *testing.T, since string, err error) {
+	t.Helper()
+	release, readErr := os.ReadFile("/proc/sys/kernel/osrelease")
+	if readErr != nil {
+		t.Fatal(readErr)
+	}
+	var major, minor, sinceMajor, sinceMinor int
+	fmt.Sscanf(string(release), "%d.%d", &major, &minor)
+	fmt.Sscanf(since, "%d.%d", &sinceMajor, &sinceMinor)
+	if major > sinceMajor || major == sinceMajor && minor >= sinceMinor {
+		t.Fatalf("kernel %s refuses what %s brought: %v", release, since, err)
+	}
+}
+
+func packetsOf(t *testing.T, d *DataPath) uint64 {
+	t.Helper()
+	counters, err := d.TinCounters(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return counters.Packets
+}
+
+func TestDetachLeavesOthersAlone(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			testnet.Enter(t)
+			device := testnet.Veth(t, 4)
+			foreign := passing(t)
+			testnet.Run(t, "tc qdisc add dev v0 clsact")
+			err := netlink.FilterAdd(&netlink.BpfFilter{
+				FilterAttrs: netlink.FilterAttrs{
+					LinkIndex: device.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: 3, Priority: 1,
+				},
+				Fd: foreign.FD(), Name: "foreign", DirectAction: true,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			tcx, err := link.AttachTCX(link.TCXOptions{Interface: device.Attrs().Index, Program: foreign, Attach: ebpf.AttachTCXEgress})
+			if err != nil {
+				requireOldKernel(t, "6.6", err)
+			} else {
+				defer tcx.Close()
+			}
+			filters := testnet.Run(t, "tc filter show dev v0 egress")
+
+			d := load(t, 4)
+			a, err := d.Attach(device, hook)
+			if hook == TCX && errors.Is(err, link.ErrNotSupported) {
+				requireOldKernel(t, "6.6", err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sendUDP(t, 1, 10)
+			if got := packetsOf(t, d); got != 10 {
+				t.Errorf("counted %d packets, sent 10", got)
+			}
+			if err := d.Detach(device, a, filepath.Join(testnet.BPFFS(t), "v0")); err != nil {
+				t.Fatal(err)
+			}
+			if after := testnet.Run(t, "tc filter show dev v0 egress"); after != filters {
+				t.Errorf("the foreign filter is not as it was:\n%s\nnow\n%s", filters, after)
+			}
+			if qdiscs := testnet.Run(t, "tc qdisc show dev v0"); !strings.Contains(qdiscs, "clsact") {
+				t.Error("the foreign clsact qdisc is gone")
+			}
+			if tcx == nil {
+				return
+			}
+			programs, err := link.QueryPrograms(link.QueryOptions{Target: device.Attrs().Index, Attach: ebpf.AttachTCXEgress})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(programs.Programs) != 1 {
+				t.Errorf("%d tcx programs are left, the foreign one should be", len(programs.Programs))
+			}
+		})
+	}
+}
+
+// TestAdopt is a controller's death: what is pinned goes on, and another process takes it over.
+func TestAdopt(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			testnet.Enter(t)
+			device := testnet.Veth(t, 4)
+			pins := filepath.Join(testnet.BPFFS(t), "v0")
+			d := load(t, 4)
+			if err := d.Pin(pins); err != nil {
+				t.Fatal(err)
+			}
+			a, err := d.Attach(device, hook)
+			if hook == TCX && errors.Is(err, link.ErrNotSupported) {
+				requireOldKernel(t, "6.6", err)
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := d.PinLink(pins); err != nil {
+				t.Fatal(err)
+			}
+			sendUDP(t, 1, 10)
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			sendUDP(t, 1, 10)
+			d, err = Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			if attached, err := d.Attached(device, a); !attached || err != nil {
+				t.Errorf("adopted: attached %v, %v", attached, err)
+			}
+			sendUDP(t, 1, 10)
+			if got := packetsOf(t, d); got != 30 {
+				t.Errorf("counted %d packets, sent 30", got)
+			}
+			if err := errors.Join(d.Detach(device, a, pins), Unpin(pins)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := Open(pins); !errors.Is(err, ErrNotPinned) {
+				t.Errorf("open after unpinning: %v", err)
+			}
+		})
+	}
+}
+
+// TestOpenRefusesAnotherLayout stands for an upgrade that changed the maps.
+func TestOpenRefusesAnotherLayout(t *testing.T) {
+	testnet.Enter(t)
+	pins := filepath.Join(testnet.BPFFS(t), "v0")
+	d := load(t, 1)
+	var config dataPathDeviceConfig
+	if err := d.objects.Config.Lookup(uint32(0), &config); err != nil {
+		t.Fatal(err)
+	}
+	config.LayoutVersion++
+	if err := d.objects.Config.Put(uint32(0), config); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Pin(pins); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(pins); !errors.Is(err, ErrLayout) {
+		t.Errorf("open: %v, want %v", err, ErrLayout)
+	}
+}
+
+// TestQueueIsForeseen compares with what the leaves under mq counted.
+func TestQueueIsForeseen(t *testing.T) {
+	const queues = 32
+	for _, xps := range []bool{false, true} {
+		t.Run(fmt.Sprintf("xps=%v", xps), func(t *testing.T) {
+			testnet.Enter(t)
+			device := testnet.Veth(t, queues)
+			d := load(t, queues)
+			if xps {
+				allowed := map[int][]int{}
+				sysfs := testnet.Sysfs(t)
+				for cpu := range 2 {
+					for _, queue := range []int{cpu, cpu + 8, cpu + 16} {
+						allowed[cpu] = append(allowed[cpu], queue)
+						path := filepath.Join(sysfs, "v0/queues", fmt.Sprintf("tx-%d/xps_cpus", queue))
+						if err := os.WriteFile(path, fmt.Appendf(nil, "%x", 1<<cpu), 0); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				if err := d.SetXPS(allowed); err != nil {
+					t.Fatal(err)
+				}
+			}
+			testnet.Run(t, "tc qdisc add dev v0 root handle 1: mq")
+			a, err := d.Attach(device, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Detach(device, a, filepath.Join(testnet.BPFFS(t), "v0"))
+			sendUDP(t, 200, 5)
+
+			used := 0
+			for queue := range queues {
+				foreseen, err := d.QueueCounters(queue)
+				if err != nil {
+					t.Fatal(err)
+				}
+				real := leafPackets(t, queue)
+				if foreseen.Packets != real {
+					t.Errorf("queue %d: foresaw %d packets, it got %d", queue, foreseen.Packets, real)
+				}
+				if real > 0 {
+					used++
+				}
+			}
+			if want := 3; used < want {
+				t.Errorf("%d queues used: too few to tell anything", used)
+			}
+		})
+	}
+}
+
+// leafPackets is what the class of a queue under the mq with handle 1: counted.
+func leafPackets(t *testing.T, queue int) uint64 {
+	t.Helper()
+	out := testnet.Run(t, "tc -s class show dev v0")
+	_, rest, ok := strings.Cut(out, fmt.Sprintf("class mq 1:%x root", queue+1))
+	if !ok {
+		t.Fatalf("no class of queue %d in %s", queue, out)
+	}
+	var bytes, packets uint64
+	if _, err := fmt.Sscanf(strings.TrimSpace(rest[strings.Index(rest, "Sent"):]), "Sent %d bytes %d pkt", &bytes, &packets); err != nil {
+		t.Fatalf("read the class of queue %d: %v in %s", queue, err, out)
+	}
+	return packets
+}
