@@ -106,13 +106,15 @@ func encodeFQ(attrs []fqAttr) []byte {
 
 // diff says in words which of the options that are set are not those of a
 // live fq, given the bytes that the kernel shows of it.
-func (o FQOptions) diff(shown []byte) ([]string, error) {
+func (o FQOptions) diff(shown []byte) ([]string, error) { return fqDiff(o.attrs(), shown) }
+
+func fqDiff(wanted []fqAttr, shown []byte) ([]string, error) {
 	got, err := attributes(shown)
 	if err != nil {
 		return nil, err
 	}
 	var d []string
-	for _, want := range o.attrs() {
+	for _, want := range wanted {
 		b, ok := got[uint16(want.kind)]
 		if !ok || len(b) < want.bytes {
 			d = append(d, fmt.Sprintf("%s is unknown to this kernel, want %d", want.name, want.value))

@@ -219,6 +219,12 @@ func (q Qdisc) ours() bool {
 }
 
 // root is the root qdisc; a device that was never up has none.
+// RootKind is the kind of the root qdisc, "" if there is none.
+func (j Journal) RootKind() string {
+	root, _ := j.root()
+	return root.Kind
+}
+
 func (j Journal) root() (Qdisc, bool) { return j.at(parentRoot) }
 
 func (j Journal) at(parent Handle) (Qdisc, bool) {
@@ -261,7 +267,7 @@ func (j Journal) Ours() bool {
 // prove each of these kinds.
 func restorableKind(kind string) bool {
 	switch kind {
-	case "noqueue", "mq", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast", "tbf", "fq", "fq_codel", "codel", "cake", "sfq":
+	case "noqueue", "mq", "pfifo", "bfifo", "pfifo_head_drop", "pfifo_fast", "tbf", "fq", "fq_codel", "cake", "cake_mq":
 		return true
 	}
 	return false

@@ -5,6 +5,7 @@ package qdisc
 import (
 	"bytes"
 	"context"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -138,28 +139,21 @@ func mustRemake(q Qdisc, now, target Journal) bool {
 // settable turns the options that the kernel shows of a qdisc into those that
 // make it show the same again.
 func settable(q Qdisc) []byte {
+	if q.Kind != "fq_codel" {
+		return q.Options
+	}
 	// CoDel keeps times in units of 1024 ns. Showing them in microseconds
 	// rounds down, and so does setting them: what is shown as 4999 us and set
 	// so becomes 4998. One more microsecond leads back to the same unit.
-	var times []uint16
-	switch q.Kind {
-	case "codel":
-		times = []uint16{1, 3, 5} // TCA_CODEL_TARGET, INTERVAL, CE_THRESHOLD
-	case "fq_codel":
-		times = []uint16{1, 3, 7} // TCA_FQ_CODEL_TARGET, INTERVAL, CE_THRESHOLD
-	default:
-		return q.Options
-	}
+	times := []uint16{1, 3, 7} // TCA_FQ_CODEL_TARGET, INTERVAL, CE_THRESHOLD
 	list, err := nl.ParseRouteAttr(q.Options)
 	if err != nil {
 		return q.Options
 	}
 	var out []byte
 	for _, a := range list {
-		for _, t := range times {
-			if a.Attr.Type == t && len(a.Value) == 4 {
-				a.Value = nl.Uint32Attr(nl.NativeEndian().Uint32(a.Value) + 1)
-			}
+		if slices.Contains(times, a.Attr.Type) && len(a.Value) == 4 {
+			a.Value = nl.Uint32Attr(nl.NativeEndian().Uint32(a.Value) + 1)
 		}
 		out = append(out, nl.NewRtAttr(int(a.Attr.Type), a.Value).Serialize()...)
 	}

@@ -49,7 +49,12 @@ type Env struct {
 	fault func(step string) error
 }
 
-func (e Env) pins(device string) string   { return filepath.Join(e.BPFFS, device) }
+// pins is the directory of the device's pins. A BPF file system refuses dots, which names of VLAN
+// devices have (eth0.10): they are escaped as in URLs.
+func (e Env) pins(device string) string {
+	return filepath.Join(e.BPFFS, strings.NewReplacer("%", "%25", ".", "%2E").Replace(device))
+}
+
 func (e Env) record(device string) string { return filepath.Join(e.RunDir, device+".json") }
 
 // prepare makes the directories.
@@ -57,28 +62,52 @@ func (e Env) prepare() error {
 	if err := os.MkdirAll(e.RunDir, 0o750); err != nil {
 		return fmt.Errorf("make the run directory: %w", err)
 	}
-	if err := os.MkdirAll(e.BPFFS, 0o750); err != nil {
-		return fmt.Errorf("make the directory for pins (is a BPF file system mounted there? mount -t bpf bpf /sys/fs/bpf): %w", err)
-	}
-	var stat unix.Statfs_t
-	if err := unix.Statfs(e.BPFFS, &stat); err != nil {
-		return fmt.Errorf("look at the directory for pins: %w", err)
-	}
-	if stat.Type == unix.BPF_FS_MAGIC {
-		return nil
-	}
-	// Where nothing has mounted one yet, as on hosts without systemd.
-	parent := filepath.Dir(e.BPFFS)
-	if parent != "/sys/fs/bpf" {
-		return fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf %s)", e.BPFFS, parent)
-	}
-	if err := unix.Mount("bpf", parent, "bpf", 0, "mode=0700"); err != nil {
-		return fmt.Errorf("mount a BPF file system at %s: %w", parent, err)
+	if err := e.mountBPFFS(); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(e.BPFFS, 0o750); err != nil {
 		return fmt.Errorf("make the directory for pins: %w", err)
 	}
 	return nil
+}
+
+// mountBPFFS mounts a BPF file system in the usual place where nobody has yet: hosts without
+// systemd, and what runs under `ip netns exec`, which brings a /sys of its own.
+func (e Env) mountBPFFS() error {
+	parent := filepath.Dir(e.BPFFS)
+	var stat unix.Statfs_t
+	if err := unix.Statfs(parent, &stat); err != nil {
+		return fmt.Errorf("look for the BPF file system of the pins at %s: %w", parent, err)
+	}
+	if stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	if e.BPFFS != DefaultBPFFS {
+		return fmt.Errorf("%s is not on a BPF file system: mount one (mount -t bpf bpf %s)", e.BPFFS, parent)
+	}
+	if err := unix.Mount("bpf", parent, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount a BPF file system at %s: %w", parent, err)
+	}
+	return nil
+}
+
+// pinsVanish tells whether pins are lost with this process's mount namespace: under `ip netns exec`
+// the BPF file system is visible to that one command only.
+func (e Env) pinsVanish() (bool, error) {
+	var ours, first unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &ours), unix.Stat("/proc/1/ns/mnt", &first)); err != nil {
+		return false, fmt.Errorf("compare mount namespaces: %w", err)
+	}
+	if ours.Ino == first.Ino {
+		return false, nil
+	}
+	var here, there unix.Stat_t
+	dir := filepath.Dir(e.BPFFS)
+	if err := unix.Stat(dir, &here); err != nil {
+		return false, fmt.Errorf("look at %s: %w", dir, err)
+	}
+	err := unix.Stat(filepath.Join("/proc/1/root", dir), &there)
+	return err != nil || here.Dev != there.Dev, nil
 }
 
 // recordVersion is the version of the layout of [record].
