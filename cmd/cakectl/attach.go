@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/shaper"
+	"github.com/cakectl/cakectl/pkg/tins"
+)
+
+// attachFlags are what attach can be asked for.
+type attachFlags struct {
+	changeFlags
+	diffserv, metrics     string
+	keep, replace, dryRun bool
+}
+
+func (a *app) attachCommand() *cobra.Command {
+	var flags attachFlags
+	cmd := &cobra.Command{
+		Use:   "attach DEV --bandwidth RATE [flags]",
+		Short: "Shape a device, and serve it in the foreground",
+		Long: `Shape the traffic that a device sends. The command stays in the foreground: it keeps the
+rates of the queues in step with the traffic and serves metrics and other cakectl
+commands. Ctrl-C detaches the device and leaves it as it was found; with --keep the
+shaping goes on without a process.
+
+A device that is shaped already is adopted, without a gap; --bandwidth can be left out
+then, and what is given is changed. If another cakectl serves the device, the change is
+handed to that one.`,
+		Example: `  cakectl attach eth0 --bandwidth 2gbit
+  cakectl attach eth0 --bandwidth 95% --tin voice=rate:20mbit --tin bulk=ceil:10%
+  cakectl attach eth0 --bandwidth 2gbit --dry-run`,
+		Args:              oneDevice,
+		ValidArgsFunction: completeDevice,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request, err := flags.request(cmd)
+			if err != nil {
+				return prefix("attach", args[0], err)
+			}
+			if request.device, err = findDevice(args[0]); err != nil {
+				return err
+			}
+			return a.attach(cmd.Context(), request)
+		},
+	}
+	flags.register(cmd)
+	f := cmd.Flags()
+	for flag, value := range map[string]string{"split": string(rates.SplitFlows), "rtt": config.DefaultRTT.String()} {
+		f.Lookup(flag).DefValue = value // shown in the help
+	}
+	f.StringVar(&flags.diffserv, "diffserv", string(tins.Default), "`preset` of tins: "+strings.Join(presetNames(), ", "))
+	f.StringVar(&flags.metrics, "metrics", config.DefaultMetricsAddress, "`address` to serve Prometheus metrics on, or none")
+	f.BoolVar(&flags.keep, "keep", false, "leave the shaping on when this process ends")
+	f.BoolVar(&flags.replace, "replace", false, "take the place of a qdisc that is not the kernel's default; detach restores it")
+	f.BoolVar(&flags.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	completeWords(cmd, "diffserv", presetNames()...)
+	completeWords(cmd, "metrics", config.DefaultMetricsAddress, config.MetricsNone)
+	return cmd
+}
+
+// request is what an attach asks for, before it is known whether the device is attached already.
+type request struct {
+	device string
+	change config.Change
+	preset tins.Preset // "" if not given
+
+	metricsAddress        string
+	keep, replace, dryRun bool
+	// processFlags names the given flags that concern the process and not the device.
+	processFlags []string
+}
+
+func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
+	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun}
+	if r.change, err = f.change(cmd); err != nil {
+		return r, err
+	}
+	if cmd.Flags().Changed("diffserv") {
+		if r.preset, err = config.ParsePreset(f.diffserv); err != nil {
+			return r, err
+		}
+	}
+	for _, flag := range []string{"metrics", "keep"} {
+		if cmd.Flags().Changed(flag) {
+			r.processFlags = append(r.processFlags, "--"+flag)
+		}
+	}
+	return r, nil
+}
+
+// spec completes the request, checked as far as that goes without the link's speed. found is what
+// the device is shaped to already, nil if it is not attached.
+func (r request) spec(found *config.Spec) (config.Spec, error) {
+	base := config.New(r.device, rates.Value{})
+	if found != nil {
+		base = *found
+		if err := r.checkPreset(base.Preset); err != nil {
+			return config.Spec{}, err
+		}
+	} else if r.change.Bandwidth == nil {
+		return config.Spec{}, invalid("no bandwidth given: it is not attached yet and needs --bandwidth RATE")
+	}
+	if r.preset != "" {
+		base.Preset = r.preset
+	}
+	base.MetricsAddress, base.Keep, base.Replace, base.DryRun = r.metricsAddress, r.keep, r.replace, r.dryRun
+	spec, err := base.Apply(r.change)
+	if err != nil {
+		return config.Spec{}, err
+	}
+	spec.Tins = withResets(spec.Tins, r.change.Tins)
+	return spec, nil
+}
+
+// withResets adds what a change resets to the overrides that it leaves. Adopting a device applies
+// its spec as a change, where only what is named changes.
+func withResets(overrides, change []config.TinOverride) []config.TinOverride {
+	for _, c := range change {
+		if !c.RateDefault && !c.CeilNone {
+			continue
+		}
+		i := slices.IndexFunc(overrides, func(o config.TinOverride) bool { return o.Name == c.Name })
+		if i < 0 {
+			overrides = append(overrides, c)
+			continue
+		}
+		overrides[i].RateDefault, overrides[i].CeilNone = c.RateDefault, c.CeilNone
+	}
+	return overrides
+}
+
+// checkPreset refuses to change the tins of an attached device.
+func (r request) checkPreset(attached tins.Preset) error {
+	if r.preset != "" && r.preset != attached {
+		return invalid("it is attached with %s, and tins cannot change under traffic: detach it first", attached)
+	}
+	return nil
+}
+
+// prefix says what was being done when a check failed that knows nothing of it.
+func prefix(verb, device string, err error) error {
+	return fmt.Errorf("%s %s: %w", verb, device, err)
+}
+
+// claimTries bounds how often attach looks for a daemon that ends, or starts, in just that moment.
+const claimTries = 20
+
+func (a *app) attach(ctx context.Context, r request) error {
+	for try := 1; ; try++ {
+		err := a.attachThroughDaemon(ctx, r)
+		if !errors.Is(err, api.ErrNoDaemon) {
+			return err
+		}
+		err = a.attachHere(ctx, r)
+		if !errors.Is(err, api.ErrServed) || try == claimTries {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// attachThroughDaemon hands the request to the daemon of the device. It returns [api.ErrNoDaemon]
+// if there is none.
+func (a *app) attachThroughDaemon(ctx context.Context, r request) error {
+	client := api.NewClient(a.env.RunDir, r.device)
+	status, err := client.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.checkPreset(tins.Preset(status.Diffserv)); err != nil {
+		return prefix("attach", r.device, err)
+	}
+	if r.dryRun {
+		a.say("%s: is attached and served by process %d, which would be handed the change", r.device, status.Daemon)
+		return nil
+	}
+	a.say("%s: is attached and served by process %d; handing it the change", r.device, status.Daemon)
+	if len(r.processFlags) > 0 {
+		a.say("%s: %s of that process stays as it is", r.device, strings.Join(r.processFlags, " and "))
+	}
+	return a.applyChange(ctx, client, r.change)
+}
+
+// attachHere makes this process the daemon of the device.
+func (a *app) attachHere(ctx context.Context, r request) (err error) {
+	found, err := a.attachedSpec(r.device)
+	if err != nil {
+		return err
+	}
+	spec, err := r.spec(found)
+	if err != nil {
+		return prefix("attach", r.device, err)
+	}
+	if r.dryRun {
+		return a.printPlan(ctx, spec)
+	}
+	if err := requireCapabilities("attach", r.device); err != nil {
+		return err
+	}
+	claim, err := api.Listen(a.env.RunDir, r.device)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
+	metricsListener, err := listenForMetrics(spec)
+	if err != nil {
+		return prefix("attach", r.device, err)
+	}
+	device, err := a.shapers.Attach(ctx, spec)
+	if err != nil {
+		if metricsListener != nil {
+			metricsListener.Close()
+		}
+		return err
+	}
+	d := newDaemon(a, r.device, device)
+	d.adopted = found != nil
+	return d.serve(ctx, claim, metricsListener, r.keep)
+}
+
+// attachedSpec is what a device is shaped to, or nil.
+func (a *app) attachedSpec(device string) (*config.Spec, error) {
+	s, err := a.shapers.Open(device)
+	if errors.Is(err, shaper.ErrNotAttached) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	spec := s.Spec()
+	return &spec, s.Close()
+}
+
+func (a *app) printPlan(ctx context.Context, spec config.Spec) error {
+	plan, err := a.shapers.Plan(ctx, spec)
+	if err != nil {
+		return err
+	}
+	a.say("%s: would", spec.Device)
+	for _, step := range plan {
+		a.say("  %s", step)
+	}
+	return nil
+}
+
+// listenForMetrics takes the address before the device is touched; nil is none.
+func listenForMetrics(spec config.Spec) (net.Listener, error) {
+	if !spec.MetricsEnabled() {
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", spec.MetricsAddress)
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fmt.Errorf("serve metrics on %s: another process has that address; give another one with --metrics, or --metrics none", spec.MetricsAddress)
+	case err != nil:
+		return nil, fmt.Errorf("serve metrics: %w; give another address with --metrics, or --metrics none", err)
+	}
+	return listener, nil
+}

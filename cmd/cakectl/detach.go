@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cakectl/cakectl/pkg/api"
+)
+
+func (a *app) detachCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "detach DEV",
+		Short: "Stop shaping a device and leave it as it was found",
+		Long: `Take everything off a device that attach put there, and bring its qdiscs and GSO limits
+back to what they were before. A cakectl attach that runs for the device ends.`,
+		Args:              oneDevice,
+		ValidArgsFunction: a.completeAttached,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.detach(cmd.Context(), args[0])
+		},
+	}
+}
+
+func (a *app) detach(ctx context.Context, device string) error {
+	err := a.on(device, func(d api.Device) error { return d.Detach(ctx) })
+	if err != nil {
+		return mustAttached(device, err)
+	}
+	if err := api.RemoveStale(a.env.RunDir, device); err != nil {
+		return err
+	}
+	a.say("%s: detached, and as it was found", device)
+	return nil
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var update = flag.Bool("update", false, "write the golden texts of the scripts anew")
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"cakectl": func() { os.Exit(realMain()) }})
+}
+
+// TestScripts are command lines that need no fq.
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+
+// TestVMScripts attach for real.
+func TestVMScripts(t *testing.T) {
+	if os.Getenv("CAKECTL_VM") == "" && !hasFQ(t) {
+		t.Skip("this kernel has no fq; the VM lane runs these: go run ./internal/vm/run -test ./cmd/cakectl")
+	}
+	runScripts(t, "testdata/vm")
+}
+
+func runScripts(t *testing.T, dir string) {
+	fq := hasFQ(t)
+	testscript.Run(t, testscript.Params{
+		Dir:                 dir,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		UpdateScripts:       *update,
+		Condition: func(condition string) (bool, error) {
+			if condition == "fq" {
+				return fq, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", condition)
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"netns":    netnsCommand,
+			"veth":     vethCommand,
+			"uncapped": uncappedCommand,
+			"exits":    exitsCommand,
+			"retry":    retryCommand,
+			"scan":     scanCommand,
+		},
+	})
+}
+
+// hasFQ tries whether the kernel has fq, on a device in a namespace of its own.
+func hasFQ(t *testing.T) bool {
+	t.Helper()
+	tried := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and let the thread and its namespace end with the goroutine
+		tried <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return netlink.QdiscAdd(netlink.NewFq(netlink.QdiscAttrs{
+				LinkIndex: lo.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
+			}))
+		}()
+	}()
+	err := <-tried
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		t.Fatalf("try fq: %v", err)
+	}
+	return err == nil
+}
+
+// netnsCommand gives the rest of the script network devices, a /sys, a BPF file system and a /run of
+// its own, by moving the thread it runs on. Locked to the script's goroutine, the thread ends with it,
+// and with the thread everything in the namespaces.
+func netnsCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: netns")
+	}
+	runtime.LockOSThread()
+	ts.Check(unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS))
+	ts.Check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	ts.Check(unix.Mount("sysfs", "/sys", "sysfs", 0, ""))
+	ts.Check(unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700"))
+	ts.Check(unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"))
+	lo, err := netlink.LinkByName("lo")
+	ts.Check(err)
+	ts.Check(netlink.LinkSetUp(lo))
+}
+
+// vethCommand makes a veth pair with a number of transmit queues, the peer's name with a "p" behind.
+func vethCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: veth DEV QUEUES")
+	}
+	queues, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = args[0], queues, queues
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerNumTxQueues, veth.PeerNumRxQueues = args[0]+"p", uint32(queues), uint32(queues)
+	ts.Check(netlink.LinkAdd(veth))
+	for _, name := range []string{args[0], args[0] + "p"} {
+		link, err := netlink.LinkByName(name)
+		ts.Check(err)
+		ts.Check(netlink.LinkSetUp(link))
+	}
+}
+
+// uncappedCommand takes from the programs that the script runs from now on the capabilities that
+// shaping needs. They stay root, which owns the files.
+func uncappedCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: uncapped")
+	}
+	runtime.LockOSThread()
+	for _, capability := range []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN} {
+		ts.Check(unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0))
+	}
+}
+
+// exitsCommand runs a program that has to end with an exit status.
+func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits STATUS COMMAND [ARGUMENT]...")
+	}
+	if got := exitStatus(ts, args[1:]); strconv.Itoa(got) != args[0] {
+		ts.Fatalf("exit status %d, want %s", got, args[0])
+	}
+}
+
+// retryCommand runs a program until it ends with an exit status.
+func retryCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: retry STATUS COMMAND [ARGUMENT]...")
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		got := exitStatus(ts, args[1:])
+		if strconv.Itoa(got) == args[0] {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("exit status %d for a minute, want %s", got, args[0])
+		}
+	}
+}
+
+func exitStatus(ts *testscript.TestScript, command []string) int {
+	err := ts.Exec(command[0], command[1:]...)
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	ts.Fatalf("%v", err)
+	return -1
+}
+
+// scanCommand puts what a regular expression's group matches in a file into a variable.
+func scanCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: scan VARIABLE FILE REGEXP")
+	}
+	expression, err := regexp.Compile(args[2])
+	ts.Check(err)
+	match := expression.FindStringSubmatch(ts.ReadFile(args[1]))
+	if len(match) != 2 {
+		ts.Fatalf("%s: %q matches %d groups, want 1", args[1], args[2], max(len(match)-1, 0))
+	}
+	ts.Setenv(args[0], match[1])
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/spf13/cobra"
+
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/loader"
+	"github.com/cakectl/cakectl/pkg/shaper"
+)
+
+// Exit statuses; scripts rely on them.
+const (
+	exitDone         = 0
+	exitInvalid      = 1 // usage or configuration
+	exitFailed       = 2 // the kernel refused
+	exitNotEnforcing = 3 // attached but not enforcing
+	exitNotAttached  = 4
+)
+
+// errNotEnforcing ends a status that was printed and is a bad one.
+var errNotEnforcing = errors.New("not enforcing")
+
+// app is one run of the command.
+type app struct {
+	stdout, stderr io.Writer
+	shapersFor     func(shaper.Env) shapers
+
+	// Set from the flags before a verb starts.
+	env     shaper.Env
+	shapers shapers
+	started bool
+}
+
+// run executes a command line and returns the exit status. ctx ends what is under way; everything
+// is undone then.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFor func(shaper.Env) shapers) int {
+	a := &app{stdout: stdout, stderr: stderr, shapersFor: shapersFor}
+	root := a.rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	command, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, errNotEnforcing):
+		return exitNotEnforcing
+	case !a.started:
+		// The command line was not understood.
+		a.complain("%v (see %s --help)", err, command.CommandPath())
+		return exitInvalid
+	}
+	a.logVerifier(err)
+	var signal interrupted
+	if errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &signal) {
+		a.complain("%v: %v", signal, err)
+		return signal.exitStatus()
+	}
+	if missing := missingCapabilities(); errors.Is(err, fs.ErrPermission) && len(missing) > 0 {
+		err = fmt.Errorf("%w (missing %s; run it as root)", err, strings.Join(missing, ", "))
+	}
+	a.complain("%v", err)
+	switch kindOf(err) {
+	case api.KindInvalid:
+		return exitInvalid
+	case api.KindNotAttached:
+		return exitNotAttached
+	default:
+		return exitFailed
+	}
+}
+
+// kindOf sorts errors, for exit statuses and for the answers to other processes.
+func kindOf(err error) api.Kind {
+	var answered *api.Error
+	switch {
+	case errors.As(err, &answered):
+		return answered.Kind
+	case errors.Is(err, config.ErrInvalid):
+		return api.KindInvalid
+	case errors.Is(err, shaper.ErrNotAttached):
+		return api.KindNotAttached
+	case errors.Is(err, shaper.ErrBusy):
+		return api.KindBusy
+	default:
+		return api.KindFailed
+	}
+}
+
+// invalidError is a [config.ErrInvalid] of the command line.
+type invalidError struct{ message string }
+
+func (e *invalidError) Error() string        { return e.message }
+func (e *invalidError) Is(target error) bool { return target == config.ErrInvalid }
+
+func invalid(format string, args ...any) error {
+	return &invalidError{fmt.Sprintf(format, args...)}
+}
+
+// complain prints an error on one line.
+func (a *app) complain(format string, args ...any) {
+	fmt.Fprintln(a.stderr, "cakectl: "+oneLine(fmt.Sprintf(format, args...)))
+}
+
+// oneLine puts the parts of a joined error behind each other.
+func oneLine(text string) string {
+	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
+	return strings.Join(lines, "; ")
+}
+
+// say prints what was done. An error of the terminal is no reason to stop shaping.
+func (a *app) say(format string, args ...any) { fmt.Fprintf(a.stdout, format+"\n", args...) }
+
+// logVerifier shows all that the kernel's verifier said, which is too much for an error message.
+func (a *app) logVerifier(err error) {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		a.env.Log.Debug("the verifier refused the program", "log", fmt.Sprintf("%+v", verifier))
+	}
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "cakectl",
+		Short: "Shape the traffic of multi-queue NICs",
+		Long: `cakectl shapes the traffic of multi-queue NICs: an eBPF program gives every packet its
+departure time, one fq per transmit queue keeps it until then. Traffic is sorted into
+tins as by CAKE, each with its own rate, which can be changed while it flows.
+
+Rates are in bits per second: 800kbit, 2.5gbit, 100Mibit; 50% of the link's speed (or,
+for a tin, of the bandwidth); unlimited.
+
+Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
+3 attached but not enforcing, 4 not attached.`,
+		Example: `  cakectl attach eth0 --bandwidth 2gbit
+  cakectl set eth0 --bandwidth 1gbit --tin bulk=ceil:10%
+  cakectl status eth0
+  cakectl detach eth0`,
+		Args:          unknownCommand,
+		RunE:          showHelp,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	flags := root.PersistentFlags()
+	logLevel := flags.String("log-level", "info", "log to standard error from this `level` up: debug, info, warn, error")
+	logFormat := flags.String("log-format", "text", "`format` of the log: text or json")
+	bpffs := flags.String("bpffs", shaper.DefaultBPFFS, "`directory` for pins, on a BPF file system")
+	runDir := flags.String("run-dir", shaper.DefaultRunDir, "`directory` for records, locks and sockets")
+	hook := flags.String("hook", "", "egress `hook`: tcx or clsact; empty takes tcx where the kernel has it")
+	for _, hidden := range []string{"bpffs", "run-dir", "hook"} {
+		flags.Lookup(hidden).Hidden = true
+	}
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		log, err := newLogger(a.stderr, *logLevel, *logFormat)
+		if err != nil {
+			return err
+		}
+		switch h := loader.Hook(*hook); h {
+		case "", loader.TCX, loader.Clsact:
+		default:
+			return fmt.Errorf("unknown hook %q: want %s or %s", h, loader.TCX, loader.Clsact)
+		}
+		a.env = shaper.Env{BPFFS: *bpffs, RunDir: *runDir, Hook: loader.Hook(*hook), Log: log}
+		a.shapers = a.shapersFor(a.env)
+		a.started = true
+		return nil
+	}
+	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(), a.versionCommand())
+	root.SetHelpCommand(helpCommand())
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 90"))
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" {
+			c.Args, c.RunE = unknownCommand, showHelp
+		}
+	}
+	return root
+}
+
+func newLogger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var options slog.HandlerOptions
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("unknown log level %q: want debug, info, warn or error", level)
+	}
+	options.Level = l
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, &options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, &options)), nil
+	default:
+		return nil, fmt.Errorf("unknown log format %q: want text or json", format)
+	}
+}
+
+// unknownCommand complains about what is no verb, on one line.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var verbs []string
+	for _, c := range cmd.Commands() {
+		verbs = append(verbs, c.Name())
+	}
+	if near := nearNames(args[0], verbs); len(near) > 0 {
+		return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(near, " or "))
+	}
+	return fmt.Errorf("unknown command %q", args[0])
+}
+
+func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+// helpCommand is cobra's, but complains about what it does not know.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command",
+		Args: func(cmd *cobra.Command, args []string) error {
+			_, rest, err := cmd.Root().Find(args)
+			if err == nil && len(rest) > 0 {
+				return unknownCommand(cmd.Root(), rest)
+			}
+			return err
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			return target.Help()
+		},
+	}
+}
+
+// oneDevice wants exactly the device as argument.
+func oneDevice(_ *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0, args[0] == "":
+		return errors.New("no device given")
+	case len(args) > 1:
+		return fmt.Errorf("unexpected argument %q: one device at a time", args[1])
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
+)
+
+func (a *app) setCommand() *cobra.Command {
+	var flags changeFlags
+	cmd := &cobra.Command{
+		Use:   "set DEV [flags]",
+		Short: "Change the rates of an attached device while traffic flows",
+		Long: `Change what an attached device is shaped to. It takes effect with the next packet; no
+packet is lost or reordered by it. What is not given stays as it is.`,
+		Example: `  cakectl set eth0 --bandwidth 1gbit
+  cakectl set eth0 --tin bulk=ceil:10% --tin voice=rate:default`,
+		Args:              oneDevice,
+		ValidArgsFunction: a.completeAttached,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			change, err := flags.change(cmd)
+			if err != nil {
+				return prefix("set", args[0], err)
+			}
+			if change.Empty() {
+				return invalid("set %s: nothing to change: give --bandwidth, --tin, --split or --rtt", args[0])
+			}
+			return a.set(cmd.Context(), args[0], change)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+func (a *app) set(ctx context.Context, device string, change config.Change) error {
+	err := a.on(device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
+	if kindOf(err) != api.KindNotAttached {
+		return err
+	}
+	if err := mustAttached(device, err); kindOf(err) != api.KindNotAttached {
+		return err
+	}
+	return fmt.Errorf("%w; first: cakectl attach %s --bandwidth RATE", err, device)
+}
+
+// applyChange makes a change and prints what is in force then.
+func (a *app) applyChange(ctx context.Context, d api.Device, change config.Change) error {
+	changed, err := d.Set(ctx, change)
+	if err != nil {
+		return err
+	}
+	status, err := d.Status(ctx)
+	if errors.Is(err, api.ErrNoDaemon) {
+		return nil // it ended in between, with the change in force
+	}
+	if err != nil {
+		return err
+	}
+	a.say("%s: %s", status.Device, shapedTo(status))
+	a.say("%s: %s", status.Device, tinRates(status))
+	a.say("%s: effective rates written: %d", status.Device, changed.RateWrites)
+	return nil
+}

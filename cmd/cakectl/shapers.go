@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/shaper"
+)
+
+// shapers is package shaper as the commands use it.
+type shapers interface {
+	Attach(ctx context.Context, spec config.Spec) (shaped, error)
+	Plan(ctx context.Context, spec config.Spec) ([]string, error)
+	// Open returns shaper.ErrNotAttached where there is nothing.
+	Open(device string) (shaped, error)
+	List() ([]string, error)
+}
+
+// shaped is an attached device.
+type shaped interface {
+	api.Device
+	Run(ctx context.Context) error
+	OnReaction(reacted func(time.Duration))
+	Spec() config.Spec
+	Close() error
+}
+
+// kernelShapers are the real ones.
+func kernelShapers(env shaper.Env) shapers { return kernel{env} }
+
+type kernel struct{ env shaper.Env }
+
+func (k kernel) Attach(ctx context.Context, spec config.Spec) (shaped, error) {
+	s, err := shaper.Attach(ctx, k.env, spec)
+	if err != nil {
+		return nil, err
+	}
+	return kernelDevice{s}, nil
+}
+
+func (k kernel) Plan(ctx context.Context, spec config.Spec) ([]string, error) {
+	return shaper.Plan(ctx, k.env, spec)
+}
+
+func (k kernel) Open(device string) (shaped, error) {
+	s, err := shaper.Open(k.env, device)
+	if err != nil {
+		return nil, err
+	}
+	return kernelDevice{s}, nil
+}
+
+func (k kernel) List() ([]string, error) { return shaper.List(k.env) }
+
+type kernelDevice struct{ *shaper.Shaper }
+
+func (d kernelDevice) Set(ctx context.Context, change config.Change) (api.Changed, error) {
+	changed, err := d.Shaper.Set(ctx, change)
+	return api.Changed(changed), err
+}
+
+// on does something with an attached device: through its daemon if there is one, else directly.
+// do is called a second time when the daemon ends without an answer, so it has to be idempotent.
+func (a *app) on(device string, do func(api.Device) error) error {
+	err := do(api.NewClient(a.env.RunDir, device))
+	if !errors.Is(err, api.ErrNoDaemon) {
+		return err
+	}
+	s, err := a.shapers.Open(device)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(s), s.Close())
+}
