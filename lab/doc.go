@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+// Command lab measures shapers side by side, in one run of one virtual machine.
+//
+//	go run ./lab -exp tcp1,tcp32,udp16x4 -peers cake,cake_mq,cakectl -rates 40mbit,200mbit -queues 8 -repeat 3 -duration 5s
+//	go run ./lab -list
+//
+// It builds itself and cakectl, runs both in a VM (see package vm; -lane names the kernel, -native
+// uses the machine's own), and prints Markdown tables of medians with the smallest and largest value.
+// -json writes every single result. Its exit status is 1 if a run was broken.
+//
+// The VM's clock counts instructions, one a nanosecond, so that the guest is a machine of one gigahertz
+// that nothing disturbs: results repeat, whatever else runs on the host, and a slow host only takes
+// longer. With -real-time the guest's clock follows the host's.
+//
+// What is measured is what arrives at the receiver, in bytes of Ethernet frames (see package meter):
+// "10ms max" is the highest rate in any window of 10 ms, from the first packet on, as a multiple of
+// the bandwidth. "goodput" is a percentage of what TCP and IP headers leave of the bandwidth. Ping
+// times are those of one ICMP echo each 10 ms, to four addresses in turn. "idle" is the guest's CPU:
+// where less than 5 % was idle the CPU may have been the limit, not the shaper.
+package main

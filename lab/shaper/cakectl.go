@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package shaper
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/lab/topo"
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// CakectlPath is where experiments look for the program.
+const CakectlPath = "/usr/local/bin/cakectl"
+
+const (
+	cakectlReady = 10 * time.Second
+	cakectlStop  = 5 * time.Second
+)
+
+// cakectl is the program itself, attached in the foreground as a user would.
+type cakectl struct {
+	target Target
+	bpffs  string
+	runDir string
+	cmd    *exec.Cmd
+	output bytes.Buffer
+	exited chan error
+}
+
+func attachCakectl(ctx context.Context, t Target) (_ Shaped, err error) {
+	c := &cakectl{
+		target: t,
+		bpffs:  filepath.Join(t.StateDir, "bpf"),
+		runDir: filepath.Join(t.StateDir, "run"),
+		exited: make(chan error, 1),
+	}
+	// A BPF file system of its own, mounted before the process has its own mounts (`ip netns exec`
+	// gives it some): what is pinned there stays when the process is killed.
+	if err := os.Mkdir(c.bpffs, 0o755); err != nil {
+		return nil, err
+	}
+	if err := unix.Mount("bpf", c.bpffs, "bpf", 0, "mode=0700"); err != nil {
+		return nil, fmt.Errorf("mount a BPF file system at %s: %w", c.bpffs, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	// Not tied to ctx, which would end it by force: Close has to see it detach.
+	c.cmd = c.command(context.WithoutCancel(ctx), "attach", topo.SenderDevice,
+		"--bandwidth", bits(t.Rate), "--diffserv", t.Diffserv, "--metrics", "none")
+	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
+	if err := c.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start cakectl: %w", err)
+	}
+	go func() { c.exited <- c.cmd.Wait() }()
+	return c, c.waitReady(ctx)
+}
+
+func bits(rate rates.Rate) string { return strconv.FormatUint(uint64(rate), 10) + "bit" }
+
+func (c *cakectl) command(ctx context.Context, args ...string) *exec.Cmd {
+	args = append([]string{"netns", "exec", c.target.Pair.Sender.Name, CakectlPath, "--bpffs", filepath.Join(c.bpffs, "cakectl"), "--run-dir", c.runDir}, args...)
+	return exec.CommandContext(ctx, "ip", args...)
+}
+
+// waitReady waits until status says that the rate is enforced.
+func (c *cakectl) waitReady(ctx context.Context) error {
+	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		select {
+		case err := <-c.exited:
+			c.exited <- err
+			return errors.New("cakectl attach ended before it was enforcing") // Close says why
+		case <-ctx.Done():
+			return ctx.Err()
+		default:
+		}
+		status, err := c.status(ctx)
+		if err == nil && status.Enforcing {
+			return nil
+		}
+		if time.Since(start) > cakectlReady {
+			return fmt.Errorf("cakectl is not enforcing after %v: %w (reason: %s)", cakectlReady, err, status.Reason)
+		}
+	}
+}
+
+func (c *cakectl) status(ctx context.Context) (api.Status, error) {
+	var status api.Status
+	cmd := c.command(ctx, "status", topo.SenderDevice, "-o", "json")
+	text, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !(errors.As(err, &exit) && len(text) > 0) {
+		return status, fmt.Errorf("cakectl status: %w", err)
+	}
+	if err := json.Unmarshal(text, &status); err != nil {
+		return status, fmt.Errorf("cakectl status: %w", err)
+	}
+	return status, nil
+}
+
+func (c *cakectl) SetRate(ctx context.Context, rate rates.Rate) error {
+	output, err := c.command(ctx, "set", topo.SenderDevice, "--bandwidth", bits(rate)).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("cakectl set: %w: %s", err, bytes.TrimSpace(output))
+	}
+	return nil
+}
+
+func (c *cakectl) Kill() error {
+	if err := c.cmd.Process.Kill(); err != nil {
+		return fmt.Errorf("kill cakectl: %w", err)
+	}
+	c.exited <- <-c.exited
+	return nil
+}
+
+// Close ends the process as Ctrl-C does, and says so if it was not well when it ended.
+func (c *cakectl) Close() error {
+	var errs []error
+	if c.cmd != nil && c.cmd.Process != nil {
+		errs = append(errs, c.stop())
+	}
+	return errors.Join(append(errs, unix.Unmount(c.bpffs, unix.MNT_DETACH))...)
+}
+
+func (c *cakectl) stop() error {
+	_ = c.cmd.Process.Signal(syscall.SIGINT) // it may have ended by itself: then its status tells
+	select {
+	case err := <-c.exited:
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+			return nil // by Kill
+		}
+		if err != nil {
+			return fmt.Errorf("cakectl attach: %w: %s", err, bytes.TrimSpace(c.output.Bytes()))
+		}
+		return nil
+	case <-time.After(cakectlStop):
+		err := c.cmd.Process.Kill()
+		<-c.exited
+		return errors.Join(fmt.Errorf("cakectl attach has not ended %v after SIGINT: %s", cakectlStop, bytes.TrimSpace(c.output.Bytes())), err)
+	}
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package shaper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/cakectl/cakectl/lab/topo"
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// Target is what to shape.
+type Target struct {
+	Pair *topo.Pair
+	Rate rates.Rate
+	// Diffserv is the preset of tins, for the shapers that have tins.
+	Diffserv string
+	// StateDir is an empty directory for files of the shaper.
+	StateDir string
+}
+
+// Shaped is a device with a shaper on it.
+type Shaped interface {
+	// SetRate changes the rate under way.
+	SetRate(ctx context.Context, rate rates.Rate) error
+	// Kill ends the shaper's process by force and leaves the shaping as it is. Shapers without a
+	// process do nothing.
+	Kill() error
+	// Close ends processes and frees what is outside the device, which is to be deleted.
+	Close() error
+}
+
+// Peer is a kind of shaper.
+type Peer struct {
+	Name string
+	// Shapes tells that the peer holds a rate; the others show what is there without one.
+	Shapes bool
+	// Commands describe it: what sets it up, as far as tc does.
+	Commands []string
+	// changes are the commands that change the rate.
+	changes []string
+	attach  func(ctx context.Context, t Target) (Shaped, error)
+}
+
+// Peers are all kinds of shapers, in the order in which tables list them.
+func Peers() []Peer {
+	return []Peer{
+		{Name: "none"},
+		{Name: "pfifo_fast", Commands: []string{"qdisc add dev $DEV root pfifo_fast"}},
+		{Name: "fq", Commands: []string{
+			"qdisc add dev $DEV root handle 1: mq",
+			"qdisc add dev $DEV parent 1:$QUEUE fq",
+		}},
+		{Name: "fq_codel", Commands: []string{
+			"qdisc add dev $DEV root handle 1: mq",
+			"qdisc add dev $DEV parent 1:$QUEUE fq_codel",
+		}},
+		{
+			Name: "htb", Shapes: true,
+			Commands: []string{
+				"qdisc add dev $DEV root handle 1: htb default 1",
+				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE",
+			},
+			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE"},
+		},
+		{
+			Name: "htb+fq_codel", Shapes: true,
+			Commands: []string{
+				"qdisc add dev $DEV root handle 1: htb default 1",
+				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE",
+				"qdisc add dev $DEV parent 1:1 fq_codel",
+			},
+			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE"},
+		},
+		{
+			Name: "cake", Shapes: true,
+			Commands: []string{"qdisc add dev $DEV root cake bandwidth $RATE $DIFFSERV"},
+			changes:  []string{"qdisc change dev $DEV root cake bandwidth $RATE $DIFFSERV"},
+		},
+		{
+			Name: "cake_mq", Shapes: true,
+			Commands: []string{"qdisc add dev $DEV root cake_mq bandwidth $RATE $DIFFSERV"},
+			attach:   attachCakeMQ,
+		},
+		{
+			Name: "cakectl", Shapes: true,
+			attach: attachCakectl,
+		},
+	}
+}
+
+// Lookup finds a kind of shaper by its name.
+func Lookup(name string) (Peer, error) {
+	var names []string
+	for _, p := range Peers() {
+		if p.Name == name {
+			return p, nil
+		}
+		names = append(names, p.Name)
+	}
+	return Peer{}, fmt.Errorf("no shaper %q (there are: %s)", name, strings.Join(names, ", "))
+}
+
+// Attach shapes the sender's device.
+func (p Peer) Attach(ctx context.Context, t Target) (Shaped, error) {
+	if p.attach != nil {
+		s, err := p.attach(ctx, t)
+		if err != nil {
+			return nil, fmt.Errorf("attach %s: %w", p.Name, err)
+		}
+		return s, nil
+	}
+	s := byTC{peer: p, target: t}
+	if err := s.run(ctx, p.Commands, t.Rate); err != nil {
+		return nil, fmt.Errorf("attach %s: %w", p.Name, err)
+	}
+	return s, nil
+}
+
+// byTC is a shaper of the kernel that tc(8) sets up. It goes with its device.
+type byTC struct {
+	peer   Peer
+	target Target
+}
+
+func (s byTC) SetRate(ctx context.Context, rate rates.Rate) error {
+	if len(s.peer.changes) == 0 {
+		return fmt.Errorf("%s has no rate to change: %w", s.peer.Name, errors.ErrUnsupported)
+	}
+	if err := s.run(ctx, s.peer.changes, rate); err != nil {
+		return fmt.Errorf("change the rate of %s: %w", s.peer.Name, err)
+	}
+	return nil
+}
+
+func (byTC) Kill() error  { return nil }
+func (byTC) Close() error { return nil }
+
+// run runs commands in one tc, those with $QUEUE once for each queue.
+func (s byTC) run(ctx context.Context, commands []string, rate rates.Rate) error {
+	if len(commands) == 0 {
+		return nil
+	}
+	var batch strings.Builder
+	for _, command := range commands {
+		queues := 1
+		if strings.Contains(command, "$QUEUE") {
+			queues = s.target.Pair.Queues
+		}
+		for queue := range queues {
+			batch.WriteString(strings.NewReplacer(
+				"$DEV", topo.SenderDevice,
+				"$RATE", strconv.FormatUint(uint64(rate), 10)+"bit",
+				"$DIFFSERV", s.target.Diffserv,
+				"$QUEUE", strconv.FormatInt(int64(queue)+1, 16),
+			).Replace(command) + "\n")
+		}
+	}
+	cmd := exec.CommandContext(ctx, "tc", "-n", s.target.Pair.Sender.Name, "-batch", "-")
+	cmd.Stdin = strings.NewReader(batch.String())
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("tc: %w: %s; commands:\n%s", err, bytes.TrimSpace(output.Bytes()), batch.String())
+	}
+	return nil
+}

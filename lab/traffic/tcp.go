@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of a sender's writes and of a receiver's reads.
+const (
+	tcpWriteBytes = 64 << 10
+	tcpReadBytes  = 1 << 20
+)
+
+// TCPConfig is bulk TCP.
+type TCPConfig struct {
+	Flows int
+	DSCP  uint8
+	// Congestion is the congestion control; empty is the kernel's choice.
+	Congestion string
+}
+
+// TCP is bulk TCP under way: each flow sends as fast as it can.
+type TCP struct {
+	stopping  atomic.Bool
+	senders   []net.Conn
+	receivers []net.Conn
+	received  []atomic.Uint64
+	running   sync.WaitGroup
+
+	mu   sync.Mutex
+	errs []error
+}
+
+// StartTCP connects all flows and then starts them together. They run until Stop.
+func StartTCP(ctx context.Context, from, to Netns, address netip.Addr, c TCPConfig) (_ *TCP, err error) {
+	t := &TCP{received: make([]atomic.Uint64, c.Flows)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("start TCP: %w", err), t.closeAll())
+		}
+	}()
+	var listener net.Listener
+	err = to.Do(func() (err error) {
+		listener, err = (&net.ListenConfig{KeepAlive: -1}).Listen(ctx, "tcp4", netip.AddrPortFrom(address, 0).String())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	dialer := net.Dialer{KeepAlive: -1, Control: func(network, addr string, raw syscall.RawConn) error {
+		if err := setTOS(c.DSCP)(network, addr, raw); err != nil || c.Congestion == "" {
+			return err
+		}
+		return control(raw, func(fd int) error {
+			return os.NewSyscallError("set congestion control "+c.Congestion, unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.Congestion))
+		})
+	}}
+	for range c.Flows {
+		err := from.Do(func() error {
+			conn, err := dialer.DialContext(ctx, "tcp4", listener.Addr().String())
+			if err == nil {
+				t.senders = append(t.senders, conn)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		conn, err := listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		t.receivers = append(t.receivers, conn)
+	}
+	for i, conn := range t.receivers {
+		t.running.Go(func() { t.fail(t.receive(i, conn)) })
+	}
+	for _, conn := range t.senders {
+		t.running.Go(func() { t.fail(t.send(conn)) })
+	}
+	return t, nil
+}
+
+func (t *TCP) fail(err error) {
+	if err == nil || t.stopping.Load() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.errs = append(t.errs, err)
+}
+
+func (t *TCP) send(conn net.Conn) error {
+	data := make([]byte, tcpWriteBytes)
+	for {
+		if _, err := conn.Write(data); err != nil {
+			return err
+		}
+	}
+}
+
+// receive reads without copying: the content is of no interest, and the copies would cost a third
+// of what an emulated CPU can do.
+func (t *TCP) receive(flow int, conn net.Conn) error {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	nothing := make([]byte, tcpReadBytes)
+	for {
+		var n int
+		var failed error
+		err := raw.Read(func(fd uintptr) bool {
+			n, _, failed = unix.Recvfrom(int(fd), nothing, unix.MSG_TRUNC)
+			return !errors.Is(failed, unix.EAGAIN)
+		})
+		if err = errors.Join(err, failed); err != nil {
+			return err
+		}
+		if n == 0 {
+			return errors.New("the sender closed the connection")
+		}
+		t.received[flow].Add(uint64(n))
+	}
+}
+
+// Received is how many bytes of payload each flow has delivered so far.
+func (t *TCP) Received() []uint64 {
+	received := make([]uint64, len(t.received))
+	for i := range t.received {
+		received[i] = t.received[i].Load()
+	}
+	return received
+}
+
+// Stop ends all flows at once, and returns what went wrong until then. What is under way is thrown
+// away.
+func (t *TCP) Stop() error {
+	t.stopping.Store(true)
+	err := t.closeAll()
+	t.running.Wait()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.errs) > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d TCP sockets failed, the first with: %w", len(t.errs), 2*len(t.senders), t.errs[0]))
+	}
+	return err
+}
+
+// closeAll resets the connections, so that nothing goes on after it.
+func (t *TCP) closeAll() error {
+	var errs []error
+	for _, conn := range append(t.senders, t.receivers...) {
+		errs = append(errs, conn.(*net.TCPConn).SetLinger(0), conn.Close())
+	}
+	return errors.Join(errs...)
+}
