@@ -4,6 +4,7 @@
  * Theory of operation: see docs/ARCHITECTURE.md.
  */
 #include "activity.h"
+#include "calendar.h"
 #include "clock.h"
 #include "flow.h"
 #include "frame.h"
@@ -11,6 +12,8 @@
 
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT   2
+
+#define CEIL_SLACK_NS 10000000ULL
 
 static __always_inline int bypass(enum bypass_reason reason)
 {
@@ -39,18 +42,46 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
 						       : SOJOURN_BUCKETS - 1;
 }
 
+/* What bytes take at the flow's guarantee: an equal part of what its shard or, where the plan does
+ * not have that yet, its tin is given. A flow that is not counted yet counts itself in.
+ */
+static __always_inline __u64 flow_cost(const struct flow *flow, const struct shard *shard,
+				       const struct tin_clock *tin, const struct tin_config *cfg,
+				       __u64 cell_rate, __u32 bytes)
+{
+	__u32 itself = shard->epoch - flow->epoch > 1;
+
+	if (cell_rate)
+		return cost_ns(bytes, cell_rate) * later_ns(shard->flows + itself, 1);
+	return cost_ns(bytes, cfg->rate_ns_per_byte_q24) * later_ns(tin->flows + itself, 1);
+}
+
+/* The guarantee goes on from where it stood. It is not used up by what the others left, and what a
+ * flow missed long ago does not come back.
+ */
+static __always_inline void flow_advance(struct flow *flow, __u64 guarantee,
+					 const struct departure *d, __u32 shift, __u64 cost)
+{
+	__u64 lag = (__u64)LAG_TICKS << shift;
+
+	if (d->booking == BOOKED_FROM_LEFTOVER)
+		guarantee = d->time;
+	flow->guarantee_ns = later_ns(guarantee, d->time - lag) + cost;
+}
+
 static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 {
 	__u32 zero = 0;
 	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	struct calendar *calendar_value = bpf_map_lookup_elem(&calendar, &zero);
 	bool is_ip;
 	int dscp = frame_dscp(skb, &is_ip);
 
 	if (!is_ip)
 		return bypass(dscp);
 	/* Arrays of one entry always have it. */
-	if (!cfg || !state)
+	if (!cfg || !state || !calendar_value)
 		return bypass(BYPASS_NO_STATE);
 
 	__u32 tin = cfg->dscp_to_tin[bounded(dscp, DSCP_VALUES)];
@@ -74,34 +105,44 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	__u32 packets = skb->gso_segs ?: 1;
 
 	shard_roll(shard, tin_clock, now, cfg->epoch_ns);
-	struct flow *flow = flow_find(flow_set, hash, shard->epoch);
-	shard_count(shard, tin_clock, flow);
-	activity_note(state, shard, queue, tin, now, cfg->epoch_ns);
+	struct flow *flow = flow_find(flow_set, set, hash, shard->epoch);
+	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
+	if (backlogged) {
+		shard_count(shard, tin_clock, flow);
+		activity_note(state, shard, queue, tin, now, cfg->epoch_ns);
+	}
 
-	__u64 cost =
-	    cost_carry_ns(bytes, cfg->bandwidth_ns_per_byte_q24, &stats->cost_remainder_q24);
+	__u64 guarantee_cost = flow_cost(flow, shard, tin_clock, tin_cfg, *cell_rate, bytes);
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
-	__u64 rate = *cell_rate;
-	__u64 guarantee_cost =
-	    rate ? cost_ns(bytes, rate) * (shard->flows ?: 1)
-		 : cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * (tin_clock->flows ?: 1);
-
-	__u64 aggregate = later_ns(state->aggregate_ns, now);
-	if (aggregate == now)
-		state->aggregate_decided_ns = now;
-	__u64 latest = later_ns(aggregate, tin_clock->ceil_ns);
 	__u64 guarantee = later_ns(flow->guarantee_ns, now);
-	__s64 debt = (__s64)(aggregate - state->aggregate_decided_ns) - (__s64)cfg->debt_limit_ns;
-	if (debt > 0)
-		guarantee += debt;
-	__u64 departure = earlier_ns(latest, guarantee);
+	__u64 earliest = later_ns(flow->departure_ns, now);
+	__u64 ceil = tin_clock->ceil_ns;
+	struct departure d = {.time = earliest};
+	struct line line = {
+	    .calendar = calendar_value,
+	    .state = &state->line,
+	    .shift = cfg->tick_shift & 63,
+	    .tick_bytes = cfg->tick_bytes,
+	    .full_packet_bytes = cfg->full_packet_bytes,
+	    .ns_per_byte_q24 = cfg->bandwidth_ns_per_byte_q24,
+	    .now = now,
+	    .tick = now >> (cfg->tick_shift & 63),
+	};
+
+	/* A tin's flows may run ahead of its ceiling together, by their guarantees, but not far. */
+	if (ceil > guarantee + CEIL_SLACK_NS)
+		guarantee = ceil - CEIL_SLACK_NS;
+	if (line.tick_bytes) {
+		line_roll(&line);
+		d = line_find(&line, guarantee, earliest, ceil, backlogged, bytes);
+	}
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
 	 * a receive timestamp of another clock. */
 	__u64 own = skb->tstamp;
+	__u64 departure = d.time;
 	if (own > departure && own - now < cfg->local_horizon_ns)
 		departure = own;
-	departure = later_ns(departure, flow->departure_ns);
 
 	__u64 sojourn = departure - now;
 	__u64 horizon = skb->sk ? cfg->local_horizon_ns : cfg->forward_horizon_ns;
@@ -111,12 +152,11 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 		return TC_ACT_SHOT;
 	}
 
-	clock_take(&state->aggregate_ns, now, cost);
+	if (line.tick_bytes)
+		line_book(&line, &d, bytes);
 	if (ceil_cost)
 		clock_take(&tin_clock->ceil_ns, now, ceil_cost);
-	if (latest <= guarantee)
-		state->aggregate_decided_ns = aggregate;
-	flow->guarantee_ns = departure + guarantee_cost;
+	flow_advance(flow, guarantee, &d, line.shift, guarantee_cost);
 	flow->departure_ns = departure;
 
 	stats->packets += packets;

@@ -9,7 +9,6 @@
 #include "maps.h"
 
 #define RATE_FRACTION_BITS 24
-#define RATE_FRACTION_MASK ((1ULL << RATE_FRACTION_BITS) - 1)
 
 /* Nanoseconds that length bytes take. The rate's slowest value is 2^44 (8 kbit/s) and a packet is
  * below 2^19 bytes, so the product fits 63 bits.
@@ -17,17 +16,6 @@
 static __always_inline __u64 cost_ns(__u32 length, __u64 ns_per_byte_q24)
 {
 	return length * ns_per_byte_q24 >> RATE_FRACTION_BITS;
-}
-
-/* The same, exact over many packets: what is left of a nanosecond is carried in *remainder. At 400
- * Gbit/s a 64-byte packet takes 1.28 ns, so truncation alone would be a fifth too fast.
- */
-static __always_inline __u64 cost_carry_ns(__u32 length, __u64 ns_per_byte_q24, __u64 *remainder)
-{
-	__u64 cost = length * ns_per_byte_q24 + *remainder;
-
-	*remainder = cost & RATE_FRACTION_MASK;
-	return cost >> RATE_FRACTION_BITS;
 }
 
 static __always_inline __u64 later_ns(__u64 a, __u64 b)

@@ -12,31 +12,48 @@ static __always_inline bool flow_is_active(const struct flow *flow, __u32 epoch)
 }
 
 /* The way of hash in its set: its own, else one whose flow is not active, else one that it has to
- * share. A way that changes hands starts with clean clocks; *fresh tells.
+ * share. A way that changes hands starts with clean clocks.
  *
  * Ways are tried from one that the hash picks, so that a flow is usually found at the first.
  */
-static __always_inline struct flow *flow_find(struct flow_set *set, __u32 hash, __u32 epoch)
+__noinline __u32 flow_find_way(__u32 key, __u32 hash, __u32 epoch)
 {
+	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
 	__u32 tag = hash ?: 1;
 	__u32 first = hash >> 24;
 	struct flow *victim = NULL;
+	__u32 way = first;
 
+	/* The caller has looked this key up before. */
+	if (!set)
+		return 0;
 	for (__u32 i = 0; i < FLOW_WAYS; i++) {
 		struct flow *flow = &set->ways[bounded(first + i, FLOW_WAYS)];
 
 		if (flow->tag == tag)
-			return flow;
-		if (!victim && !flow_is_active(flow, epoch))
+			return first + i;
+		if (!victim && !flow_is_active(flow, epoch)) {
 			victim = flow;
+			way = first + i;
+		}
 	}
 	if (!victim)
-		return &set->ways[bounded(first, FLOW_WAYS)];
+		return first;
 	victim->tag = tag;
 	victim->epoch = epoch - 2;
 	victim->guarantee_ns = 0;
 	victim->departure_ns = 0;
-	return victim;
+	return way;
+}
+
+static __always_inline struct flow *flow_find(struct flow_set *set, __u32 key, __u32 hash,
+					      __u32 epoch)
+{
+	struct flow *likely = &set->ways[bounded(hash >> 24, FLOW_WAYS)];
+
+	if (likely->tag == (hash ?: 1))
+		return likely;
+	return &set->ways[bounded(flow_find_way(key, hash, epoch), FLOW_WAYS)];
 }
 
 /* Starts a new epoch when the old one is over. Only the CPU whose exchange succeeds does it; a

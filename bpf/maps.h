@@ -64,6 +64,17 @@ struct {
 	__type(value, struct device_state);
 } device SEC(".maps");
 
+/* Key 0. Value: what is booked in each tick to come. Written by the data path; by the control plane
+ * only when the length of a tick changes.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct calendar);
+} calendar SEC(".maps");
+
 /* Key: queue * MAX_TINS + tin. Value: activity of that (queue, tin). Written by the data path; the
  * controller reads it through a memory mapping. Sized by the loader: queues * MAX_TINS.
  */

@@ -58,9 +58,13 @@ struct device_config {
 	 * those that were forwarded. */
 	__u64 local_horizon_ns;
 	__u64 forward_horizon_ns;
-	__u64 debt_limit_ns;
+	/* The calendar's tick is 2^tick_shift ns and carries tick_bytes at the bandwidth. */
+	__u32 tick_shift;
+	__u32 tick_bytes;
 	/* A flow counts as active while it sends at least once an epoch. */
 	__u64 epoch_ns;
+	/* A packet of this size is never a burst: MTU and link header. */
+	__u32 full_packet_bytes;
 	/* Transmit queues in use, and the queue_mapping values that this allows. */
 	__u32 queues;
 	/* LAYOUT_VERSION of whoever made the maps. */
@@ -105,6 +109,36 @@ struct shard {
 	__u64 last_packet_ns;
 } CACHE_LINE;
 
+/* One tick of the calendar. */
+struct tick {
+	/* The tick's number above, the bytes booked in it below. */
+	__u64 stamp_and_bytes;
+	/* Of these, by guarantee; and, of those, by packets that did not wait. */
+	__u32 entitled;
+	__u32 boosted;
+};
+
+#define CALENDAR_TICKS 4096
+
+struct calendar {
+	struct tick ticks[CALENDAR_TICKS];
+};
+
+struct line_state {
+	/* The tick of the latest packet. */
+	__u32 tick;
+	/* No tick before this one has room. */
+	__u32 free_hint;
+	/* Bytes a tick that flows take by their guarantees, smoothed. */
+	__s64 demand;
+	/* tick_bytes / (tick_bytes - demand), with 8 fractional bits. */
+	__u64 leftover_scale_q8;
+	/* When all bytes booked from the leftover would have left at the leftover rate. */
+	__u64 leftover_ns;
+	/* Bytes by which ticks are overfilled and that no later tick has repaid yet. */
+	__s64 debt_bytes;
+};
+
 struct tin_clock {
 	/* When all accepted bytes of the tin would have left at its ceiling. */
 	__u64 ceil_ns;
@@ -113,10 +147,7 @@ struct tin_clock {
 } CACHE_LINE;
 
 struct device_state {
-	/* When all accepted bytes would have left at the full rate. */
-	__u64 aggregate_ns;
-	/* The last departure that the aggregate clock decided. */
-	__u64 aggregate_decided_ns;
+	struct line_state line CACHE_LINE;
 	struct tin_clock tins[MAX_TINS];
 	__u32 active_shards;
 	__u32 sweeping;
@@ -137,8 +168,6 @@ struct tin_counters {
 	struct drop_count drops[DROP_REASONS];
 	/* Bucket i counts packets with a sojourn below 2^i microseconds (and not below 2^(i-1)). */
 	__u64 sojourn[SOJOURN_BUCKETS];
-	/* What a CPU's costs left of a nanosecond, carried to its next packet. */
-	__u64 cost_remainder_q24;
 };
 
 struct queue_counters {

@@ -154,6 +154,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 	m := &d.objects.dataPathMaps
 	return map[string]**ebpf.Map{
 		dataPathMapBypassed:   &m.Bypassed,
+		dataPathMapCalendar:   &m.Calendar,
 		dataPathMapCells:      &m.Cells,
 		dataPathMapConfig:     &m.Config,
 		dataPathMapController: &m.Controller,

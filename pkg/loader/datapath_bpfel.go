@@ -22,6 +22,16 @@ const (
 	dataPathBypassReasonBYPASS_REASONS   dataPathBypassReason = 3
 )
 
+type dataPathCalendar struct {
+	_     structs.HostLayout
+	Ticks [4096]struct {
+		_             structs.HostLayout
+		StampAndBytes uint64
+		Entitled      uint32
+		Boosted       uint32
+	}
+}
+
 type dataPathControllerStats struct {
 	_                   structs.HostLayout
 	Events              uint64
@@ -36,10 +46,13 @@ type dataPathDeviceConfig struct {
 	BandwidthNsPerByteQ24 uint64
 	LocalHorizonNs        uint64
 	ForwardHorizonNs      uint64
-	DebtLimitNs           uint64
+	TickShift             uint32
+	TickBytes             uint32
 	EpochNs               uint64
+	FullPacketBytes       uint32
 	Queues                uint32
 	LayoutVersion         uint32
+	_                     [4]byte
 	Tins                  [8]struct {
 		_                structs.HostLayout
 		RateNsPerByteQ24 uint64
@@ -49,11 +62,18 @@ type dataPathDeviceConfig struct {
 }
 
 type dataPathDeviceState struct {
-	_                  structs.HostLayout
-	AggregateNs        uint64
-	AggregateDecidedNs uint64
-	_                  [48]byte
-	Tins               [8]struct {
+	_    structs.HostLayout
+	Line struct {
+		_               structs.HostLayout
+		Tick            uint32
+		FreeHint        uint32
+		Demand          int64
+		LeftoverScaleQ8 uint64
+		LeftoverNs      uint64
+		DebtBytes       int64
+	}
+	_    [24]byte
+	Tins [8]struct {
 		_      structs.HostLayout
 		CeilNs uint64
 		Flows  uint32
@@ -131,8 +151,7 @@ type dataPathTinCounters struct {
 		Packets uint64
 		Bytes   uint64
 	}
-	Sojourn          [24]uint64
-	CostRemainderQ24 uint64
+	Sojourn [24]uint64
 }
 
 type dataPathXpsEntry struct {
@@ -146,6 +165,7 @@ type dataPathXpsEntry struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dataPathMapBypassed        = "bypassed"
+	dataPathMapCalendar        = "calendar"
 	dataPathMapCells           = "cells"
 	dataPathMapConfig          = "config"
 	dataPathMapController      = "controller"
@@ -215,6 +235,7 @@ type dataPathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dataPathMapSpecs struct {
 	Bypassed   *ebpf.MapSpec `ebpf:"bypassed"`
+	Calendar   *ebpf.MapSpec `ebpf:"calendar"`
 	Cells      *ebpf.MapSpec `ebpf:"cells"`
 	Config     *ebpf.MapSpec `ebpf:"config"`
 	Controller *ebpf.MapSpec `ebpf:"controller"`
@@ -260,6 +281,7 @@ func (o *dataPathObjects) Close() error {
 // It can be passed to loadDataPathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dataPathMaps struct {
 	Bypassed   *ebpf.Map `ebpf:"bypassed"`
+	Calendar   *ebpf.Map `ebpf:"calendar"`
 	Cells      *ebpf.Map `ebpf:"cells"`
 	Config     *ebpf.Map `ebpf:"config"`
 	Controller *ebpf.Map `ebpf:"controller"`
@@ -277,6 +299,7 @@ type dataPathMaps struct {
 func (m *dataPathMaps) Close() error {
 	return _DataPathClose(
 		m.Bypassed,
+		m.Calendar,
 		m.Cells,
 		m.Config,
 		m.Controller,

@@ -62,18 +62,18 @@ func newInjected(t testing.TB, options Options, settings Settings) *injected {
 // skbContext is struct __sk_buff as BPF_PROG_TEST_RUN takes and returns it.
 type skbContext struct {
 	Len, PktType, Mark, QueueMapping, Protocol, VlanPresent, VlanTCI, VlanProto, Priority uint32
-	IngressIfindex, Ifindex, TCIndex                                                       uint32
-	CB                                                                                     [5]uint32
-	Hash, TCClassID, Data, DataEnd, NapiID, Family, RemoteIP4, LocalIP4                    uint32
-	RemoteIP6, LocalIP6                                                                    [4]uint32
-	RemotePort, LocalPort, DataMeta                                                        uint32
-	FlowKeys, Tstamp                                                                       uint64
-	WireLen, GSOSegs                                                                       uint32
-	Sk                                                                                     uint64
-	GSOSize                                                                                uint32
-	TstampType                                                                             uint8
-	_                                                                                      [3]byte
-	HWTstamp                                                                               uint64
+	IngressIfindex, Ifindex, TCIndex                                                      uint32
+	CB                                                                                    [5]uint32
+	Hash, TCClassID, Data, DataEnd, NapiID, Family, RemoteIP4, LocalIP4                   uint32
+	RemoteIP6, LocalIP6                                                                   [4]uint32
+	RemotePort, LocalPort, DataMeta                                                       uint32
+	FlowKeys, Tstamp                                                                      uint64
+	WireLen, GSOSegs                                                                      uint32
+	Sk                                                                                    uint64
+	GSOSize                                                                               uint32
+	TstampType                                                                            uint8
+	_                                                                                     [3]byte
+	HWTstamp                                                                              uint64
 }
 
 // packet is one packet to send.

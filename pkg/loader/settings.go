@@ -4,6 +4,7 @@ package loader
 
 import (
 	"fmt"
+	"math/bits"
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -16,8 +17,8 @@ type Settings struct {
 	// LocalHorizon and ForwardHorizon bound how far ahead a departure may lie, for packets of local
 	// sockets and for forwarded ones; a packet beyond is dropped.
 	LocalHorizon, ForwardHorizon time.Duration
-	// DebtLimit bounds how far departures may run ahead of the bandwidth.
-	DebtLimit time.Duration
+	// FullPacketBytes is the size of a packet of the device's MTU with its link header.
+	FullPacketBytes int
 	// Epoch is the time within which an active flow sends at least once.
 	Epoch time.Duration
 	// Queues is the number of transmit queues in use, at most [DataPath.Queues].
@@ -41,11 +42,15 @@ func (d *DataPath) Configure(s Settings) error {
 		BandwidthNsPerByteQ24: rates.NsPerByteQ24(s.Bandwidth),
 		LocalHorizonNs:        uint64(s.LocalHorizon),
 		ForwardHorizonNs:      uint64(s.ForwardHorizon),
-		DebtLimitNs:           uint64(s.DebtLimit),
+		FullPacketBytes:       uint32(s.FullPacketBytes),
 		EpochNs:               uint64(s.Epoch),
 		Queues:                uint32(s.Queues),
 		LayoutVersion:         LayoutVersion,
 		DscpToTin:             s.DSCPToTin,
+	}
+	if s.Bandwidth != rates.Unlimited {
+		config.TickShift = tickShift(s.Bandwidth, s.FullPacketBytes)
+		config.TickBytes = tickBytes(s.Bandwidth, config.TickShift)
 	}
 	for i, tin := range s.Tins {
 		config.Tins[i].RateNsPerByteQ24 = rates.NsPerByteQ24(tin.Rate)
@@ -55,6 +60,28 @@ func (d *DataPath) Configure(s Settings) error {
 		return fmt.Errorf("configure the data path: %w", err)
 	}
 	return nil
+}
+
+const (
+	// A tick is 1.05 ms or longer, and has room for four full packets.
+	minTickShift = 20
+	tickPackets  = 4
+)
+
+// tickShift is the length of the calendar's tick at a bandwidth, as a power of two of nanoseconds.
+func tickShift(bandwidth rates.Rate, fullPacketBytes int) uint32 {
+	shift := uint32(minTickShift)
+	for tickBytes(bandwidth, shift) < uint32(tickPackets*fullPacketBytes) {
+		shift++
+	}
+	return shift
+}
+
+// tickBytes is what a bandwidth carries in a tick.
+func tickBytes(bandwidth rates.Rate, shift uint32) uint32 {
+	hi, lo := bits.Mul64(uint64(bandwidth), 1<<shift)
+	bytes, _ := bits.Div64(hi, lo, 8*uint64(time.Second))
+	return uint32(bytes)
 }
 
 // MaxXPSQueues is the number of transmit queues that one CPU may be given.

@@ -29,13 +29,14 @@ const (
 	// than this many full packets.
 	minForwardPackets = 20
 
+	// Ethernet's; a device without a link layer is taken to have one, which changes no rate.
+	linkHeaderBytes = 14
+
 	// Flows are counted over the time that this many full packets take, so that at a low rate too
 	// an active flow is seen in each epoch.
-	epochPackets = 512
+	epochPackets = 1024
 	minEpoch     = 134 * time.Millisecond
 	maxEpoch     = 2 * time.Second
-
-	debtLimit = 4 * time.Millisecond
 )
 
 // settings derives what the data path needs from what was asked for.
@@ -44,15 +45,15 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 	if err != nil {
 		return loader.Settings{}, err
 	}
-	packet := timeToSend(uint64(mtu), cfg.Bandwidth)
+	packet := timeToSend(uint64(mtu+linkHeaderBytes), cfg.Bandwidth)
 	s := loader.Settings{
-		Bandwidth:      cfg.Bandwidth,
-		LocalHorizon:   min(max(timeToSend(localSockets*sizing.SendBufferDefaultBytes, cfg.Bandwidth), minLocalHorizon), maxLocalHorizon),
-		ForwardHorizon: max(spec.RTT, minForwardPackets*packet),
-		DebtLimit:      debtLimit,
-		Epoch:          min(max(epochPackets*packet, minEpoch), maxEpoch),
-		Queues:         queues,
-		DSCPToTin:      def.DSCPToTin,
+		Bandwidth:       cfg.Bandwidth,
+		LocalHorizon:    min(max(timeToSend(localSockets*sizing.SendBufferDefaultBytes, cfg.Bandwidth), minLocalHorizon), maxLocalHorizon),
+		ForwardHorizon:  max(spec.RTT, minForwardPackets*packet),
+		FullPacketBytes: mtu + linkHeaderBytes,
+		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
+		Queues:          queues,
+		DSCPToTin:       def.DSCPToTin,
 	}
 	for _, tin := range cfg.Tins {
 		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil})

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The calendar of the line: how many bytes are booked to leave in each tick of time.
+ *
+ * A clock knows how much is booked in all; the calendar knows when it leaves. So no tick is sold
+ * twice, whatever the flow counts say, and a flow that wants more than its guarantee finds the
+ * ticks that the others leave free.
+ *
+ * A tick is a power of two of nanoseconds, 1 ms or longer, and holds what the bandwidth carries in
+ * that time. Ticks live in a ring; each is stamped with its number, so that a tick of an earlier
+ * round counts as empty and need not be cleared.
+ */
+#ifndef CAKECTL_CALENDAR_H
+#define CAKECTL_CALENDAR_H
+
+#include "clock.h"
+
+/* Probes for a free tick. What is not found within them is booked at the last one. */
+#define NEAR_PROBES 2
+#define FREE_PROBES 8
+#define HINT_PROBES 4
+
+/* Ticks that are closed at once. After a longer silence the ones before count for nothing. */
+#define CLOSE_TICKS 16
+
+/* The smoothing of demand: a tick counts for 1/16. */
+#define DEMAND_SHIFT 4
+
+/* The part of the line that leftover bookings may always have, and that a tick gives to boosts. */
+#define LEFTOVER_FLOOR 128
+#define BOOST_PART     4
+
+/* A flow that its guarantee would have let leave so many ticks ago has waited enough. */
+#define LAG_TICKS 4
+
+struct line {
+	struct calendar *calendar;
+	struct line_state *state;
+	__u32 shift;
+	__u32 tick_bytes;
+	__u32 full_packet_bytes;
+	__u64 ns_per_byte_q24;
+	__u64 now;
+	__u32 tick; /* that of now */
+};
+
+static __always_inline struct tick *tick_at(struct line *line, __u32 tick)
+{
+	return &line->calendar->ticks[bounded(tick, CALENDAR_TICKS)];
+}
+
+/* Bytes booked in a tick; in the present one, what time has passed is gone too. */
+static __always_inline __u32 tick_booked(struct line *line, __u32 tick)
+{
+	__u64 word = *(volatile __u64 *)&tick_at(line, tick)->stamp_and_bytes;
+
+	return word >> 32 == tick ? (__u32)word : 0;
+}
+
+static __always_inline __u32 tick_gone(struct line *line)
+{
+	__u64 passed = line->now & ((1ULL << line->shift) - 1);
+
+	return passed * line->tick_bytes >> line->shift;
+}
+
+static __always_inline bool tick_has_room(struct line *line, __u32 tick)
+{
+	return tick_booked(line, tick) < line->tick_bytes;
+}
+
+/* Books bytes in a tick. Whoever is the first to use a tick of a new round clears its tallies; what
+ * another CPU adds to those at that very moment is lost to the estimates, never to the line.
+ */
+static __always_inline void tick_book(struct line *line, __u32 tick, __u32 bytes)
+{
+	struct tick *at = tick_at(line, tick);
+	__u64 word = *(volatile __u64 *)&at->stamp_and_bytes;
+
+	if (word >> 32 != tick) {
+		__u64 fresh = (__u64)tick << 32 | bytes;
+
+		if (__sync_val_compare_and_swap(&at->stamp_and_bytes, word, fresh) == word) {
+			at->entitled = 0;
+			at->boosted = 0;
+			return;
+		}
+	}
+	__sync_fetch_and_add(&at->stamp_and_bytes, bytes);
+}
+
+/* A moving average that also moves for differences too small to be divided. */
+static __always_inline __s64 smoothed(__s64 average, __s64 sample)
+{
+	__s64 difference = sample - average;
+
+	if (difference > 0 && difference < 1 << DEMAND_SHIFT)
+		return average + 1;
+	if (difference < 0 && -difference < 1 << DEMAND_SHIFT)
+		return average - 1;
+	return average + (difference >> DEMAND_SHIFT);
+}
+
+/* Closes the ticks before this one: what flows took by their guarantee in them foretells what to
+ * keep free for them further out. The first packet of a tick does it.
+ */
+__noinline int line_close(__u32 now_tick, __u32 tick_bytes)
+{
+	__u32 zero = 0;
+	struct calendar *ticks = bpf_map_lookup_elem(&calendar, &zero);
+	struct device_state *device_state = bpf_map_lookup_elem(&device, &zero);
+
+	/* Arrays of one entry always have it. */
+	if (!ticks || !device_state)
+		return 0;
+
+	struct line_state *state = &device_state->line;
+	__u32 tick = *(volatile __u32 *)&state->tick;
+	__s64 demand = state->demand;
+
+	if (__sync_val_compare_and_swap(&state->tick, tick, now_tick) != tick)
+		return 0;
+	for (int i = 0; i < CLOSE_TICKS; i++) {
+		if (tick == now_tick)
+			break;
+		struct tick *at = &ticks->ticks[bounded(tick, CALENDAR_TICKS)];
+		__u64 word = at->stamp_and_bytes;
+		__u32 booked = word >> 32 == tick ? (__u32)word : 0;
+		__s64 entitled = booked ? at->entitled : 0;
+
+		if (entitled > 4LL * tick_bytes)
+			entitled = 4LL * tick_bytes;
+		if (booked < tick_bytes)
+			entitled -= 2LL * (tick_bytes - booked);
+		demand = smoothed(demand, entitled > 0 ? entitled : 0);
+		tick++;
+	}
+	state->demand = demand;
+
+	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
+	__u32 free = demand + floor < tick_bytes ? tick_bytes - demand : floor;
+	state->leftover_scale_q8 = ((__u64)tick_bytes << 8) / free;
+	if ((__s32)(now_tick - state->free_hint) > 0)
+		state->free_hint = now_tick;
+	return 0;
+}
+
+static __always_inline void line_roll(struct line *line)
+{
+	__u32 closed = *(volatile __u32 *)&line->state->tick;
+
+	if ((__s32)(line->tick - closed) > 0)
+		line_close(line->tick, line->tick_bytes);
+}
+
+static __always_inline __u32 later_tick(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) > 0 ? a : b;
+}
+
+static __always_inline bool booked_below(const struct calendar *calendar, __u32 tick, __u32 bytes)
+{
+	__u64 word = calendar->ticks[bounded(tick, CALENDAR_TICKS)].stamp_and_bytes;
+
+	return word >> 32 != tick || (__u32)word < bytes;
+}
+
+/* The first tick with room at or after one, as far as the probes go. A function of its own, so that
+ * the verifier looks at its loops once and not once for each path that leads here.
+ */
+__noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
+{
+	__u32 zero = 0;
+	struct calendar *ticks = bpf_map_lookup_elem(&calendar, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+
+	/* Arrays of one entry always have it. */
+	if (!ticks || !state)
+		return tick;
+
+	for (int i = 0; i < NEAR_PROBES; i++) {
+		if (booked_below(ticks, tick, tick_bytes))
+			return tick;
+		tick++;
+	}
+	__u32 hint = state->line.free_hint;
+	for (int i = 0; i < HINT_PROBES; i++) {
+		if (booked_below(ticks, hint, tick_bytes))
+			break;
+		hint++;
+	}
+	state->line.free_hint = hint;
+	tick = later_tick(tick, hint);
+	for (int i = 0; i < FREE_PROBES; i++) {
+		if (booked_below(ticks, tick, tick_bytes))
+			break;
+		tick++;
+	}
+	return tick;
+}
+
+/* What overfills a tick is taken from those after it that have room. */
+static __always_inline void line_repay(struct line *line, __u32 tick, __s64 overfill)
+{
+	struct line_state *state = line->state;
+	__s64 debt = state->debt_bytes;
+
+	if (overfill > 0) {
+		__sync_fetch_and_add(&state->debt_bytes, overfill);
+		debt += overfill;
+	}
+	if (debt <= 0)
+		return;
+	for (int i = 0; i < 2; i++) {
+		__s64 room = (__s64)line->tick_bytes - tick_booked(line, tick);
+		__s64 pay = debt < room ? debt : room;
+
+		if (pay > 0) {
+			tick_book(line, tick, pay);
+			__sync_fetch_and_add(&state->debt_bytes, -pay);
+			debt -= pay;
+		}
+		tick = later_tick(tick + 1, state->free_hint);
+	}
+}
+
+enum booking {
+	BOOKED_BY_GUARANTEE,
+	BOOKED_FROM_LEFTOVER,
+	BOOKED_AS_BOOST,
+};
+
+struct departure {
+	__u64 time;
+	__u32 tick;
+	enum booking booking;
+	bool late; /* the guarantee's ticks were full */
+};
+
+/* When a packet may leave. guarantee: when its flow's guarantee lets it; earliest: the flow's last
+ * departure, or now; backlogged: whether the flow has packets waiting or is ahead of its guarantee.
+ */
+static __always_inline struct departure line_find(struct line *line, __u64 guarantee,
+						  __u64 earliest, __u64 leftover_earliest,
+						  bool backlogged, __u32 bytes)
+{
+	__u32 full = line->full_packet_bytes;
+	__u32 entitled = later_ns(guarantee, earliest) >> line->shift;
+	__u32 leftover_first = later_ns(leftover_earliest, earliest) >> line->shift;
+	struct departure d = {.tick = leftover_first};
+
+	if (!backlogged && bytes <= full) {
+		struct tick *at = tick_at(line, line->tick);
+		__u32 boosted = tick_booked(line, line->tick) ? at->boosted : 0;
+		__u32 budget = line->tick_bytes / BOOST_PART;
+
+		if (boosted + bytes <= (budget > full ? budget : full)) {
+			d.time = line->now;
+			d.tick = line->tick;
+			d.booking = BOOKED_AS_BOOST;
+			return d;
+		}
+	}
+
+	/* Use it or lose it: room in this tick or the next is nobody's loss. */
+	if (d.tick == line->tick && !tick_has_room(line, d.tick))
+		d.tick++;
+	if ((__s32)(d.tick - line->tick) <= 1 && tick_has_room(line, d.tick)) {
+		if ((__s32)(entitled - d.tick) > 0)
+			d.booking = BOOKED_FROM_LEFTOVER;
+	} else {
+		__u32 tick =
+		    later_ns(line->state->leftover_ns, later_ns(leftover_earliest, earliest)) >>
+		    line->shift;
+
+		if ((__s32)(entitled - tick) > 0)
+			tick = line_find_room(tick, line->tick_bytes);
+		if ((__s32)(entitled - tick) > 0) {
+			d.booking = BOOKED_FROM_LEFTOVER;
+		} else {
+			tick = line_find_room(entitled, line->tick_bytes);
+			d.late = (__s32)(tick - entitled) > LAG_TICKS;
+		}
+		d.tick = tick;
+	}
+
+	/* Within the tick, behind what is booked there. */
+	__u64 base =
+	    (line->now & ~0ULL << line->shift) + ((__u64)(d.tick - line->tick) << line->shift);
+	__u32 booked = tick_booked(line, d.tick);
+	if (d.tick == line->tick) {
+		__u32 gone = tick_gone(line);
+
+		booked = booked > gone ? booked : gone;
+	}
+	__u64 offset = cost_ns(booked, line->ns_per_byte_q24);
+	__u64 last = (1ULL << line->shift) - 1;
+	d.time = later_ns(base + earlier_ns(offset, last), earliest);
+	return d;
+}
+
+/* Books what line_find found. */
+static __always_inline void line_book(struct line *line, const struct departure *d, __u32 bytes)
+{
+	struct tick *at = tick_at(line, d->tick);
+	__u32 booked = tick_booked(line, d->tick);
+	__u32 lost = 0;
+
+	if (d->tick == line->tick) {
+		__u32 gone = tick_gone(line);
+
+		/* What time has passed unused cannot be used any more. */
+		lost = gone > booked ? gone - booked : 0;
+	}
+	tick_book(line, d->tick, bytes + lost);
+	booked += lost;
+
+	if (d->booking == BOOKED_FROM_LEFTOVER) {
+		struct line_state *state = line->state;
+		__u64 from = (line->now & ~0ULL << line->shift) +
+			     ((__u64)(d->tick - line->tick) << line->shift);
+
+		state->leftover_ns =
+		    later_ns(state->leftover_ns, from) +
+		    (cost_ns(bytes, line->ns_per_byte_q24) * state->leftover_scale_q8 >> 8);
+	} else {
+		__sync_fetch_and_add(&at->entitled, d->late ? 2 * bytes : bytes);
+	}
+	if (d->booking == BOOKED_AS_BOOST)
+		__sync_fetch_and_add(&at->boosted, bytes);
+
+	__u32 already = booked > line->tick_bytes ? booked - line->tick_bytes : 0;
+	__u32 after = booked + bytes > line->tick_bytes ? booked + bytes - line->tick_bytes : 0;
+	line_repay(line, d->tick + 1, (__s64)after - already);
+}
+
+#endif
