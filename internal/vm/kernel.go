@@ -76,10 +76,13 @@ func (k kernel) find(what string, candidates ...string) (string, error) {
 	return "", fmt.Errorf("kernel %s: the packages have no %s at any of %q", k.Release, what, candidates)
 }
 
+// fetchFunc puts the newest kernel of a lane into laneDir, unless it is there already.
+type fetchFunc func(ctx context.Context, log *slog.Logger, laneDir string, lane lane) (kernel, error)
+
 // ensureKernel returns the lane's kernel from the cache below cacheDir, and
 // fetches it when it is missing or may be out of date. Without a network, an
 // out-of-date kernel is used.
-func ensureKernel(ctx context.Context, log *slog.Logger, cacheDir, laneName string) (kernel, error) {
+func ensureKernel(ctx context.Context, log *slog.Logger, cacheDir, laneName string, fetch fetchFunc) (kernel, error) {
 	lane, known := lanes[laneName]
 	if !known {
 		return kernel{}, fmt.Errorf("unknown VM lane %q: there are %s", laneName, strings.Join(Lanes(), ", "))
@@ -98,9 +101,13 @@ func ensureKernel(ctx context.Context, log *slog.Logger, cacheDir, laneName stri
 	if cacheErr == nil && time.Since(cached.Checked) < recheck {
 		return cached, nil
 	}
-	fetched, err := fetchKernel(ctx, log, laneDir, lane)
+	fetched, err := fetch(ctx, log, laneDir, lane)
 	switch {
 	case err == nil:
+		fetched.Checked = time.Now().UTC().Truncate(time.Second)
+		if err := writeCached(laneDir, fetched); err != nil {
+			return kernel{}, fmt.Errorf("record the kernel of lane %s: %w", laneName, err)
+		}
 		return fetched, nil
 	case cacheErr == nil && ctx.Err() == nil:
 		log.Warn("can't look for a newer kernel, using the cached one",
@@ -185,10 +192,6 @@ func fetchKernel(ctx context.Context, log *slog.Logger, laneDir string, lane lan
 	}
 	if _, err := k.modulesDir(); err != nil {
 		return kernel{}, err
-	}
-	k.Checked = time.Now().UTC().Truncate(time.Second)
-	if err := writeCached(laneDir, k); err != nil {
-		return kernel{}, fmt.Errorf("record the kernel: %w", err)
 	}
 	return k, nil
 }

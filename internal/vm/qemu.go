@@ -24,8 +24,15 @@ const qemuProgram = "qemu-system-x86_64"
 
 // kernelArguments of every guest. An oops becomes a panic and a panic a reboot,
 // which -no-reboot turns into the end of QEMU. Only warnings and worse go to
-// the console: every character on it costs the guest an exit.
+// the console: every character on it costs the guest an exit. The TSC is in
+// step on all CPUs, as there is one thread; kernels that are not told so fall
+// back to a timer that is slow to read.
 const kernelArguments = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr mitigations=off random.trust_cpu=on tsc=reliable"
+
+// processor of every guest: all that can be emulated, but for the promise that
+// REP MOVSB is fast, by which the kernel copies user data. Emulated, it moves
+// one byte at a time; without it TCP goes through five times as fast.
+const processor = "max,erms=off,fsrm=off"
 
 // firstExtraFD is the number that the first of exec.Cmd.ExtraFiles gets.
 const firstExtraFD = 3
@@ -134,7 +141,7 @@ func qemuArguments(config Config, boot bootFiles) []string {
 		"-machine", "q35",
 		// One thread: with several, the guest's live patching of its own code oopses.
 		"-accel", "tcg,thread=single",
-		"-cpu", "max",
+		"-cpu", processor,
 		"-smp", strconv.Itoa(config.SMP),
 		"-m", strconv.Itoa(config.MemoryMiB),
 		"-kernel", boot.kernel, "-initrd", boot.initramfs, "-append", kernelArguments,
@@ -178,12 +185,11 @@ func (m *machine) stop() {
 	_ = m.port.Close()
 }
 
-// failure returns why QEMU ended by itself; nil when there is no other reason
-// than the guest's wish. Valid after stop.
+// failure returns why QEMU ended by itself; nil when that was the guest's
+// wish. Valid after stop.
 func (m *machine) failure() error {
-	text := strings.TrimSpace(m.stderr.String())
-	if text == "" {
+	if m.err == nil {
 		return nil
 	}
-	return fmt.Errorf("qemu: %w: %s", errors.Join(m.err), text)
+	return fmt.Errorf("qemu: %w: %s", m.err, strings.TrimSpace(m.stderr.String()))
 }

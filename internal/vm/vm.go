@@ -141,7 +141,7 @@ func Run(ctx context.Context, config Config) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	kernel, err := ensureKernel(ctx, config.Log, config.CacheDir, config.Lane)
+	kernel, err := ensureKernel(ctx, config.Log, config.CacheDir, config.Lane, fetchKernel)
 	if err != nil {
 		return Result{}, err
 	}
@@ -337,13 +337,13 @@ func (s *session) judge(ctx context.Context, err error, machine *machine, consol
 	case console.oops() != "":
 		failure.Reason = "the kernel crashed (" + console.oops() + ")"
 		failure.Err = nil
+	case err == nil:
+		return nil
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		failure.Reason = fmt.Sprintf("not done after %v", s.config.Timeout)
 		failure.Err = context.DeadlineExceeded
 	case ctx.Err() != nil:
 		return fmt.Errorf("VM stopped: %w", context.Cause(ctx))
-	case err == nil:
-		return nil
 	case errors.As(err, &fatal):
 		failure.Reason = "the guest could not go on"
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):

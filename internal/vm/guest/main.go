@@ -263,10 +263,9 @@ func runStep(step wire.Step, out io.Writer) wire.StepEnd {
 	start := time.Now()
 	err := cmd.Run()
 	end := wire.StepEnd{Elapsed: time.Since(start)}
-	if cmd.Process != nil {
-		// What the step left running must not disturb the next one.
-		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-	}
+	// What the step left running must not disturb the next one. This reaches
+	// every process but PID 1 and this one; that there may be none is fine.
+	_ = unix.Kill(-1, unix.SIGKILL)
 	state := cmd.ProcessState
 	if state == nil {
 		end.ExitCode, end.Error = 127, err.Error()

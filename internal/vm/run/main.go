@@ -93,7 +93,7 @@ func parse(args []string, stderr io.Writer) (options, []string, error) {
 	flags.IntVar(&o.config.MemoryMiB, "memory", 1024, "memory in MiB")
 	flags.IntVar(&o.config.VirtioQueues, "virtio", 0, "queues of two bridged virtio-net devices, eth0 and eth1; 0 for none")
 	flags.BoolVar(&o.config.ICount, "icount", false, "let the guest's clock count instructions")
-	flags.DurationVar(&o.config.Timeout, "timeout", 2*time.Minute, "time from power-on after which the VM counts as hung")
+	flags.DurationVar(&o.config.Timeout, "timeout", 10*time.Minute, "time from power-on after which the VM counts as hung")
 	flags.StringVar(&o.config.OutDir, "out", "", "`directory` for what the guest leaves in /out")
 	flags.Var(fileMap(o.config.Files), "file", "file or directory to copy into the guest, `guest=host`; may be repeated")
 	flags.Var(&o.packages, "test", "Go `package` (or pattern) whose tests to run; may be repeated")
@@ -167,8 +167,8 @@ func runTests(ctx context.Context, o options, arguments []string, stdout, stderr
 	}
 	flags := []string{
 		fmt.Sprintf("-test.v=%t", o.verbose),
-		// A little before the VM's own limit, so that the stacks of a hanging test are seen.
-		fmt.Sprintf("-test.timeout=%v", o.config.Timeout*9/10),
+		// Before the VM's own limit, so that the stacks of a hanging test are seen.
+		fmt.Sprintf("-test.timeout=%v", o.config.Timeout*3/4),
 	}
 	if o.runTests != "" {
 		flags = append(flags, "-test.run="+o.runTests)
