@@ -3,6 +3,8 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"regexp"
 	"runtime"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,7 +25,47 @@ import (
 var update = flag.Bool("update", false, "write the golden texts of the scripts anew")
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"cakectl": func() { os.Exit(realMain()) }})
+	testscript.Main(m, map[string]func(){
+		"cakectl": func() { os.Exit(realMain()) },
+		"stubborn": func() {
+			ctx, _ := withSignals(context.Background())
+			fmt.Println("ready")
+			<-ctx.Done()
+			fmt.Println(context.Cause(ctx))
+			select {}
+		},
+	})
+}
+
+// The first signal asks a command to end, the second does not ask.
+func TestSignals(t *testing.T) {
+	command := exec.Command("stubborn")
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	for _, step := range []struct {
+		line   string
+		signal syscall.Signal
+	}{
+		{"ready", syscall.SIGHUP},
+		{"interrupted by hangup", syscall.SIGTERM},
+	} {
+		if !lines.Scan() || lines.Text() != step.line {
+			t.Errorf("got %q, want %q", lines.Text(), step.line)
+		}
+		if err := command.Process.Signal(step.signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var exit *exec.ExitError
+	if err := command.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 128+int(syscall.SIGTERM) {
+		t.Errorf("got %v, want exit status %d", err, 128+int(syscall.SIGTERM))
+	}
 }
 
 // TestScripts are command lines that need no fq.

@@ -52,10 +52,6 @@ func count(n int, thing string) string {
 
 // printStatuses shows devices in a line each.
 func printStatuses(w io.Writer, statuses []api.Status) error {
-	if len(statuses) == 0 {
-		_, err := fmt.Fprintln(w, "no device is attached")
-		return err
-	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "DEVICE\tBANDWIDTH\tTINS\tHOOK\tQUEUES\tACTIVE\tFLOWS\tDAEMON\tENFORCING")
 	for _, s := range statuses {
@@ -126,30 +122,46 @@ func controllerProcess(s api.Status) string {
 
 // printTins writes a column for each tin.
 func printTins(w io.Writer, tins []api.Tin) {
-	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
-	row := func(name string, value func(api.Tin) string) {
-		// The first column is padded here to be left-aligned.
-		fmt.Fprintf(table, "%-14s\t", name)
-		for _, tin := range tins {
-			fmt.Fprintf(table, "%s\t", value(tin))
-		}
-		fmt.Fprintln(table)
+	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	type row struct {
+		name  string
+		value func(api.Tin) string
 	}
-	row("", func(t api.Tin) string { return t.Name })
-	row("rate", func(t api.Tin) string { return bits(t.Rate) })
-	row("ceil", func(t api.Tin) string { return bits(t.Ceil) })
-	row("active queues", func(t api.Tin) string { return strconv.Itoa(t.ActiveQueues) })
-	row("flows", func(t api.Tin) string { return strconv.Itoa(t.ActiveFlows) })
-	row("sent bytes", func(t api.Tin) string { return strconv.FormatUint(t.SentBytes, 10) })
-	row("packets", func(t api.Tin) string { return strconv.FormatUint(t.SentPackets, 10) })
-	row("delayed", func(t api.Tin) string { return strconv.FormatUint(t.DelayedPackets, 10) })
+	rows := []row{
+		{"", func(t api.Tin) string { return t.Name }},
+		{"rate", func(t api.Tin) string { return bits(t.Rate) }},
+		{"ceil", func(t api.Tin) string { return bits(t.Ceil) }},
+		{"active queues", func(t api.Tin) string { return strconv.Itoa(t.ActiveQueues) }},
+		{"flows", func(t api.Tin) string { return strconv.Itoa(t.ActiveFlows) }},
+		{"sent bytes", func(t api.Tin) string { return number(t.SentBytes) }},
+		{"packets", func(t api.Tin) string { return number(t.SentPackets) }},
+		{"delayed", func(t api.Tin) string { return number(t.DelayedPackets) }},
+	}
 	for _, reason := range dropReasons(tins) {
-		row("drop "+reason, func(t api.Tin) string { return strconv.FormatUint(t.DroppedPackets[reason], 10) })
+		rows = append(rows, row{"drop " + reason, func(t api.Tin) string { return number(t.DroppedPackets[reason]) }})
 	}
-	row("sojourn p50", func(t api.Tin) string { return sojourn(t, t.Sojourn.P50) })
-	row("sojourn p99", func(t api.Tin) string { return sojourn(t, t.Sojourn.P99) })
-	table.Flush() // to memory
+	rows = append(rows,
+		row{"sojourn p50", func(t api.Tin) string { return sojourn(t, t.Sojourn.P50) }},
+		row{"sojourn p99", func(t api.Tin) string { return sojourn(t, t.Sojourn.P99) }},
+	)
+	width := func(t api.Tin) int {
+		widest := 0
+		for _, row := range rows {
+			widest = max(widest, len(row.value(t)))
+		}
+		return widest
+	}
+	for _, row := range rows {
+		fmt.Fprintf(w, "%-*s", firstColumn, row.name)
+		for _, tin := range tins {
+			fmt.Fprintf(w, "  %*s", width(tin), row.value(tin))
+		}
+		fmt.Fprintln(w)
+	}
 }
+
+// firstColumn is the width of the names at the left.
+const firstColumn = 13
 
 func dropReasons(tins []api.Tin) []string {
 	reasons := map[string]bool{}
@@ -210,7 +222,7 @@ func printEffective(w io.Writer, tins []api.Tin) {
 			}
 			parts = append(parts, thing+ranges(queuesOf[rate])+" "+bits(rate))
 		}
-		fmt.Fprintf(w, "%-14s  %s\n", tin.Name, strings.Join(parts, ", "))
+		fmt.Fprintf(w, "%-*s  %s\n", firstColumn, tin.Name, strings.Join(parts, ", "))
 	}
 }
 

@@ -90,10 +90,13 @@ func (a *app) statusAll(ctx context.Context, asJSON bool) error {
 			enforcing = enforcing && status.Enforcing
 		}
 	}
-	if asJSON {
+	switch {
+	case asJSON:
 		err = a.printJSON(statuses)
-	} else {
+	case len(statuses) > 0:
 		err = printStatuses(a.stdout, statuses)
+	case failed == nil:
+		a.say("no device is attached")
 	}
 	if err := errors.Join(err, failed); err != nil {
 		return err
