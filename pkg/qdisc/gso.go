@@ -51,15 +51,17 @@ type gsoLimits struct {
 // What a change does to TCP connections (measured on Linux 6.1, 6.12, 6.18 and
 // 7.x): a socket takes the limits when it takes its route, so connections
 // opened later have the new ones and open ones keep theirs, in both
-// directions. An open connection over IPv4 follows as soon as its cached route
-// is renewed, which any change of an IPv4 route or address in the network
-// namespace causes; over IPv6 only a change of routes to its own prefix does.
-// Until then its large packets still come whole to the egress hook and to fq:
+// directions. An open connection follows as soon as its cached route is
+// renewed, which any change of an address of its family in the network
+// namespace causes, and for IPv4 also any change of a route. Until then its large packets still come whole to the egress hook and to fq:
 // the kernel splits what is above the limits only after fq has let it go, so
 // it leaves in one burst. Sockets that send through an upper device (VLAN,
 // bond, bridge, tunnel) take that one's limits and never this one's, and
 // forwarded packets are as large as the receiving device made them.
 func ApplyGSOCap(link netlink.Link, found Journal, bandwidth rates.Rate) error {
+	if err := found.checkVersion(); err != nil {
+		return fmt.Errorf("%s: cap GSO: %w", link.Attrs().Name, err)
+	}
 	current, err := netlink.LinkByIndex(link.Attrs().Index)
 	if err != nil {
 		return fmt.Errorf("%s: read the device: %w", link.Attrs().Name, err)
@@ -74,6 +76,9 @@ func ApplyGSOCap(link netlink.Link, found Journal, bandwidth rates.Rate) error {
 
 // RestoreGSO sets the GSO limits of the device back to what the journal found.
 func RestoreGSO(link netlink.Link, found Journal) error {
+	if err := found.checkVersion(); err != nil {
+		return fmt.Errorf("%s: restore GSO: %w", link.Attrs().Name, err)
+	}
 	current, err := netlink.LinkByIndex(link.Attrs().Index)
 	if err != nil {
 		return fmt.Errorf("%s: read the device: %w", link.Attrs().Name, err)

@@ -62,19 +62,41 @@ func (l fqLeaf) diff(shown []byte) (diff []string, err error) { return l.FQOptio
 // has fq, or can load it, refuses the option; another doesn't know the kind.
 // Either way the device is not touched, unlike by an attempt to install one
 // under an mq that had to be put in place for it first.
-func (fqLeaf) probe(c *rtnl, index int) error {
+func (fqLeaf) probe(c *rtnl, index int) error { return probe(c, index, "fq") }
+
+func probe(c *rtnl, index int, kind string) error {
 	const impossibleBuckets = 255 // more bits than the value has
 	bad := fqAttr{kind: fqBucketsLog, bytes: 4, value: impossibleBuckets}
-	err := c.newQdisc(index, Qdisc{Kind: "fq", Parent: parentRoot, Handle: probeHandle, Options: encodeFQ([]fqAttr{bad})})
+	err := c.newQdisc(index, Qdisc{Kind: kind, Parent: parentRoot, Handle: probeHandle, Options: encodeFQ([]fqAttr{bad})})
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return fmt.Errorf("%w (%w)", ErrNoFQ, err)
+		return fmt.Errorf("%w (the kernel says: %w)", ErrNoFQ, err)
 	case errors.Is(err, unix.EINVAL):
 		return nil
 	case err == nil:
-		return errors.New("the kernel accepted an fq with 2^255 buckets")
+		return fmt.Errorf("ask the kernel for %s: it accepted 2^%d buckets", kind, impossibleBuckets)
 	}
-	return err
+	return fmt.Errorf("ask the kernel for %s: %w", kind, err)
+}
+
+// Plan lists the steps that Install would take, in words and in order; none
+// means that all is in place. It changes nothing and returns the errors by
+// which Install refuses, except [ErrNoFQ].
+func Plan(link netlink.Link, o Options) ([]string, error) {
+	c, err := openRTNL()
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	_, todo, err := installer{leaf: fqLeaf{o.FQ}, replace: o.Replace, force: o.Force}.prepare(c, link)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, st := range todo.list {
+		names = append(names, st.name)
+	}
+	return names, nil
 }
 
 type installer struct {
@@ -102,14 +124,7 @@ func (in installer) install(ctx context.Context, link netlink.Link) (func() erro
 		return nil, err
 	}
 	defer c.close()
-	found, err := capture(c, link)
-	if err != nil {
-		return nil, err
-	}
-	if err := in.admit(found); err != nil {
-		return nil, err
-	}
-	todo, err := in.plan(c, found)
+	found, todo, err := in.prepare(c, link)
 	if err != nil {
 		return nil, err
 	}
@@ -129,6 +144,18 @@ func (in installer) install(ctx context.Context, link netlink.Link) (func() erro
 		return nil, errors.Join(err, undo())
 	}
 	return undo, nil
+}
+
+// prepare reads the device and lists the steps for it. Nothing is changed yet.
+func (in installer) prepare(c *rtnl, link netlink.Link) (found Journal, todo steps, err error) {
+	if found, err = capture(c, link); err != nil {
+		return Journal{}, steps{}, err
+	}
+	if err := in.admit(found); err != nil {
+		return Journal{}, steps{}, err
+	}
+	todo, err = in.plan(c, found)
+	return found, todo, err
 }
 
 // check returns an error when the kernel accepted all steps and something

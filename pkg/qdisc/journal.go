@@ -83,6 +83,14 @@ func Capture(link netlink.Link) (Journal, error) {
 	return capture(c, link)
 }
 
+// checkVersion refuses a journal of another layout, the zero one included.
+func (j Journal) checkVersion() error {
+	if j.Version != JournalVersion {
+		return fmt.Errorf("journal has version %d, this program reads version %d", j.Version, JournalVersion)
+	}
+	return nil
+}
+
 func capture(c *rtnl, link netlink.Link) (Journal, error) {
 	name, index := link.Attrs().Name, link.Attrs().Index
 	current, err := netlink.LinkByIndex(index)

@@ -61,7 +61,7 @@ func TestCaptureKernelDefaults(t *testing.T) {
 	if j.NumTxQueues != 4 || j.RealTxQueues != 4 {
 		t.Errorf("queues: %d of %d, want 4 of 4", j.RealTxQueues, j.NumTxQueues)
 	}
-	if j.GSOMaxSizeBytes == 0 || j.GSOMaxSegments == 0 || j.TxQueueLen == 0 || j.DefaultQdisc == "" && j.GSOIPv4MaxSizeBytes == 0 {
+	if j.GSOMaxSizeBytes == 0 || j.GSOMaxSegments == 0 || j.TxQueueLen == 0 {
 		t.Errorf("limits are missing: %+v", j)
 	}
 	if len(j.XPS) != 4 || j.XPS[3].Queue != 3 || strings.Trim(j.XPS[0].CPUs, "0,") != "" {
@@ -522,6 +522,80 @@ func TestProblemsAreNamed(t *testing.T) {
 		"leaf of queue 1: is bfifo 9:, want pfifo ca50:",
 		"leaf of queue 3: nothing there, so the kernel drops its packets, want pfifo ca52:",
 	)
+}
+
+// noLeaf is of a kind that no kernel has.
+type noLeaf struct{ pfifoLeaf }
+
+func (noLeaf) kind() string                   { return "cakectl_none" }
+func (noLeaf) probe(c *rtnl, index int) error { return probe(c, index, "cakectl_none") }
+
+func TestKernelWithoutFQ(t *testing.T) {
+	inNetns(t)
+	link := newVeth(t, 4, true)
+	before := mustCapture(t, link)
+	in := installer{leaf: noLeaf{}}
+	in.before = func(name string) error { return fmt.Errorf("the device was touched: %s", name) }
+	_, err := in.install(context.Background(), link)
+	if !errors.Is(err, ErrNoFQ) || !strings.Contains(err.Error(), "v0: this kernel has no sch_fq: load it (modprobe sch_fq)") {
+		t.Errorf("install returned %v", err)
+	}
+	wantSame(t, "after a refusal", before, link)
+}
+
+func TestPlan(t *testing.T) {
+	inNetns(t)
+	link := newVeth(t, 2, true)
+	before := mustCapture(t, link)
+	got, err := Plan(link, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"create mq ca4e:", "create fq ca4f:", "create fq ca50:"}, got); d != "" {
+		t.Error(d)
+	}
+	wantSame(t, "after planning", before, link)
+	tc(t, "qdisc add dev v0 root handle 1: pfifo")
+	if _, err := Plan(link, Options{}); !errors.Is(err, ErrForeign) {
+		t.Errorf("Plan returned %v over a foreign qdisc", err)
+	}
+}
+
+// TestUndoLeavesNoQueueWithoutQdisc: a leaf that is deleted leaves noop, which
+// drops packets and which dumps don't show for queues not in use.
+func TestUndoLeavesNoQueueWithoutQdisc(t *testing.T) {
+	inNetns(t)
+	link := newVeth(t, 4, true)
+	setQueues(t, "v0", 2)
+	tc(t, "qdisc add dev v0 root handle ca4e: mq")
+	in := installer{leaf: pfifoLeaf{100}}
+	undo, err := in.install(context.Background(), link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := undo(); err != nil {
+		t.Fatal(err)
+	}
+	setQueues(t, "v0", 4)
+	wantTree(t, link, "pfifo_fast 0:@ca4e:1, pfifo_fast 0:@ca4e:2, pfifo_fast 0:@ca4e:3, pfifo_fast 0:@ca4e:4, mq ca4e:@root")
+}
+
+func TestJournalsOfOtherVersionsAreRefused(t *testing.T) {
+	inNetns(t)
+	link := newVeth(t, 1, true)
+	before := mustCapture(t, link)
+	for _, bad := range []Journal{{}, {Version: JournalVersion + 1}} {
+		for _, err := range []error{
+			Restore(context.Background(), link, bad),
+			ApplyGSOCap(link, bad, 40_000_000),
+			RestoreGSO(link, bad),
+		} {
+			if err == nil || !strings.Contains(err.Error(), "this program reads version 1") {
+				t.Errorf("version %d: %v", bad.Version, err)
+			}
+		}
+	}
+	wantSame(t, "after refusals", before, link)
 }
 
 func TestNoSuchDevice(t *testing.T) {

@@ -5,6 +5,7 @@ package qdisc
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -26,6 +27,9 @@ import (
 // A root that is neither the kernel's, ours nor the journal's was put there by
 // somebody since: it is left alone and a [*ForeignError] returned.
 func Restore(ctx context.Context, link netlink.Link, found Journal) error {
+	if err := found.checkVersion(); err != nil {
+		return fmt.Errorf("%s: restore: %w", link.Attrs().Name, err)
+	}
 	if found.Ours() {
 		// As of a device that was never up: any default will do.
 		found.Qdiscs, found.Up = nil, false
