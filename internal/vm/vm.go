@@ -165,6 +165,10 @@ func Run(ctx context.Context, config Config) (Result, error) {
 	}
 	session := session{config: config, powerOn: powerOn, step: -1}
 	err = session.follow(machine.port)
+	if isEOF(err) {
+		// QEMU is on its way out: let it say why.
+		<-machine.exited
+	}
 	// The guest has nothing to lose: killing it is quicker than a shutdown.
 	machine.stop()
 	if err = session.judge(ctx, err, machine, console); err != nil {
@@ -346,13 +350,17 @@ func (s *session) judge(ctx context.Context, err error, machine *machine, consol
 		return fmt.Errorf("VM stopped: %w", context.Cause(ctx))
 	case errors.As(err, &fatal):
 		failure.Reason = "the guest could not go on"
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+	case isEOF(err):
 		failure.Reason = "the guest switched off without a result"
 		failure.Err = machine.failure()
 	default:
 		failure.Reason = "the talk with the guest failed"
 	}
 	return failure
+}
+
+func isEOF(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // extract unpacks regular files and directories below dir, and nothing outside it.
