@@ -73,6 +73,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	flags.BoolVar(&o.realTime, "real-time", false, "let the VM's clock follow the host's instead of counting instructions")
 	flags.BoolVar(&o.list, "list", false, "list experiments and shapers")
 	flags.StringVar(&o.json, "json", "", "`file` for every single result")
+	flags.BoolVar(&o.plan.Details, "details", false, "with -json: keep what each shaper's own tools say at the end of a run")
 	flags.StringVar(&o.plain, "plan", "", "run the plan in this `file` and print rows (what runs in the VM)")
 	if err := flags.Parse(args); err != nil {
 		return o, err

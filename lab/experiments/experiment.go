@@ -4,6 +4,7 @@ package experiments
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,8 +15,9 @@ import (
 type Experiment struct {
 	Name  string
 	About string
-	// Loads start together.
-	Loads []Load
+	// ShapersOnly leaves out the peers that hold no rate.
+	ShapersOnly bool
+	Loads       []Load
 	// Actions happen under way.
 	Actions []Action
 	// Measures are the columns of the result.
@@ -25,6 +27,8 @@ type Experiment struct {
 // Load is some traffic. One of TCP, UDP and Ping is set.
 type Load struct {
 	Name string
+	// At is when it starts, as a share of the measured time; at 0 it starts before the warm-up.
+	At   float64
 	TCP  *traffic.TCPConfig
 	UDP  *UDPLoad
 	Ping *traffic.PingConfig
@@ -64,10 +68,16 @@ type Action struct {
 const (
 	bestEffort = 0
 	cs1        = 8
+	af11       = 10
 	ef         = 46
 )
 
-const fullFrame = 1514
+// Lengths of frames in bytes, Ethernet header included.
+const (
+	fullFrame  = 1514
+	smallFrame = 102
+	callFrame  = 214
+)
 
 // pingInterval gives some hundred round trips a run without being a load of its own.
 const pingInterval = 10 * time.Millisecond
@@ -75,30 +85,101 @@ const pingInterval = 10 * time.Millisecond
 // All lists the experiments.
 func All() []Experiment {
 	ping := Load{Name: "ping", Ping: &traffic.PingConfig{Interval: pingInterval}}
+	pingTimes := []Measure{pingTime("ping", 0.5), pingTime("ping", 0.99), pingTime("ping", 1)}
 	windows := []Measure{window(10*time.Millisecond, max99), window(10*time.Millisecond, maximum), window(100*time.Millisecond, maximum)}
-	tcp := func(name string, flows int) Load {
-		return Load{Name: name, TCP: &traffic.TCPConfig{Flows: flows}}
-	}
 	return []Experiment{
 		{
 			Name:     "tcp1",
 			About:    "one TCP flow, a ping beside it",
-			Loads:    []Load{tcp("tcp", 1), ping},
-			Measures: append([]Measure{goodput("tcp"), pingTime("ping", 0.5), pingTime("ping", 0.99)}, windows...),
+			Loads:    []Load{tcp("tcp", 1, bestEffort), ping},
+			Measures: slices.Concat([]Measure{goodput("tcp")}, pingTimes, windows),
 		},
 		{
 			Name:     "tcp32",
 			About:    "32 TCP flows, a ping beside them",
-			Loads:    []Load{tcp("tcp", 32), ping},
-			Measures: append([]Measure{goodput("tcp"), jain("tcp"), pingTime("ping", 0.5), pingTime("ping", 0.99), pingTime("ping", 1)}, windows...),
+			Loads:    []Load{tcp("tcp", 32, bestEffort), ping},
+			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp")}, pingTimes, windows),
+		},
+		{
+			Name:  "trickle31",
+			About: "one bulk TCP flow beside 31 trickles of 100 small packets a second",
+			Loads: []Load{
+				tcp("tcp", 1, bestEffort),
+				// A DSCP that is Best Effort as well, so that the meter can tell them apart.
+				{Name: "trickle", UDP: &UDPLoad{Flows: 31, DSCP: af11, FrameBytes: smallFrame, BitsPerSecond: 100 * 8 * smallFrame, Delays: true}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), goodput("tcp"), share("trickle"), loss("trickle"), delay("trickle", 0.99)}, pingTimes, windows),
 		},
 		{
 			Name:     "udp16x4",
-			About:    "16 UDP senders that want four times the bandwidth together",
-			Loads:    []Load{{Name: "udp", UDP: &UDPLoad{Flows: 16, FrameBytes: fullFrame, TimesBandwidth: 4}}},
-			Measures: append([]Measure{total(), loss("udp"), spread("udp"), reordered("udp")}, windows...),
+			About:    "16 UDP senders that want four times the bandwidth together, a ping beside them",
+			Loads:    []Load{{Name: "udp", UDP: &UDPLoad{Flows: 16, FrameBytes: fullFrame, TimesBandwidth: 4}}, ping},
+			Measures: slices.Concat([]Measure{total(), loss("udp"), spread("udp"), reordered("udp")}, pingTimes, windows),
+		},
+		{
+			Name:  "tcp4udp2x",
+			About: "4 TCP flows beside one UDP sender that wants twice the bandwidth",
+			Loads: []Load{
+				tcp("tcp", 4, bestEffort),
+				{Name: "udp", UDP: &UDPLoad{Flows: 1, DSCP: af11, FrameBytes: fullFrame, TimesBandwidth: 2}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp"), loss("udp")}, pingTimes, windows),
+		},
+		{
+			Name:  "call",
+			About: "a call of 200 kbit/s (EF) beside saturating Bulk (4 TCP flows, CS1) and Best Effort (4 TCP flows)",
+			Loads: []Load{
+				tcp("best effort", 4, bestEffort),
+				tcp("bulk", 4, cs1),
+				{Name: "call", UDP: &UDPLoad{Flows: 1, DSCP: ef, FrameBytes: callFrame, BitsPerSecond: 200e3, Delays: true}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), share("bulk"), share("best effort"), loss("call"), delay("call", 0.5), delay("call", 0.99), delay("call", 1)}, pingTimes, windows),
+		},
+		{
+			Name:     "bulk",
+			About:    "Bulk alone: 4 TCP flows with CS1",
+			Loads:    []Load{tcp("bulk", 4, cs1), {Name: "ping", Ping: &traffic.PingConfig{Interval: pingInterval, DSCP: cs1}}},
+			Measures: slices.Concat([]Measure{goodput("bulk"), jain("bulk")}, pingTimes, windows),
+		},
+		{
+			Name:        "step",
+			About:       "the rate halved and put back under 8 TCP flows, with 8 UDP flows of 1 % each beside them",
+			ShapersOnly: true,
+			Loads: []Load{
+				tcp("tcp", 8, bestEffort),
+				{Name: "udp", UDP: &UDPLoad{Flows: 8, DSCP: af11, FrameBytes: callFrame, TimesBandwidth: 0.08}},
+				ping,
+			},
+			Actions: []Action{{At: 0.25, TimesBandwidth: 0.5}, {At: 0.625, TimesBandwidth: 1}},
+			Measures: slices.Concat([]Measure{after("down 100ms", 0, 0.5), held("down held", 0, 0.5), after("up 100ms", 1, 1), held("up held", 1, 1),
+				loss("udp"), reordered("udp")}, pingTimes),
+		},
+		{
+			Name:        "kill",
+			About:       "the shaper's process killed under 4 TCP flows, 28 more flows later (the kernel's shapers have no process)",
+			ShapersOnly: true,
+			Loads:       []Load{tcp("tcp", 4, bestEffort), {Name: "more", At: 0.6, TCP: &traffic.TCPConfig{Flows: 28, DSCP: af11}}, ping},
+			Actions:     []Action{{At: 0.3, Kill: true}},
+			Measures: slices.Concat([]Measure{totalFrom("before", 0, 0.3), totalFrom("killed", 0.3, 0.6), totalFrom("more flows", 0.6, 1),
+				worstFrom("100ms max", 100*time.Millisecond, 0, 1)}, pingTimes),
+		},
+		{
+			Name:        "burst",
+			About:       "31 TCP flows that start together beside one that is there",
+			ShapersOnly: true,
+			Loads:       []Load{tcp("tcp", 1, bestEffort), {Name: "more", At: 0.5, TCP: &traffic.TCPConfig{Flows: 31, DSCP: af11}}, ping},
+			Measures: slices.Concat([]Measure{totalFrom("before", 0, 0.5), totalFrom("after", 0.5, 1),
+				worstFrom("10ms max before", 10*time.Millisecond, 0, 0.5), worstFrom("10ms max after", 10*time.Millisecond, 0.5, 1),
+				worstFrom("100ms max after", 100*time.Millisecond, 0.5, 1)}, pingTimes),
 		},
 	}
+}
+
+func tcp(name string, flows int, dscp uint8) Load {
+	return Load{Name: name, TCP: &traffic.TCPConfig{Flows: flows, DSCP: dscp}}
 }
 
 // Lookup finds an experiment by its name.

@@ -19,7 +19,7 @@ const tcpPayloadShare = (1500. - 20 - 32) / fullFrame
 // Measure is one number of a result.
 type Measure struct {
 	Name string
-	// Unit is "" for a plain number, "%" or "ms".
+	// Unit is "" for a plain number.
 	Unit string
 	// Value computes it in that unit.
 	Value func(*outcome) (float64, error)
@@ -28,21 +28,29 @@ type Measure struct {
 // outcome is what a run leaves to be measured. Times are those of [meter.Now].
 type outcome struct {
 	bandwidth float64 // bits per second
+	loads     []Load
 	start     time.Duration
 	// begin and end are the measured time, after the warm-up.
 	begin, end time.Duration
+	acted      []time.Duration // when each action was done
 	series     *meter.Series
-	tcp        map[string]flowCounts // bytes of payload delivered from begin to end
-	udpWindow  map[string]flowCounts // packets delivered from begin to end
-	udp        map[string]traffic.UDPResult
-	ping       map[string]traffic.PingResult
+	// flows is what each flow delivered from begin to end: bytes of payload of TCP, packets of UDP.
+	flows map[string]flowCounts
+	udp   map[string]traffic.UDPResult
+	ping  map[string]traffic.PingResult
+}
+
+// class is the meter's class of a load.
+func (o *outcome) class(load string) int {
+	return int(classOf(slices.IndexFunc(o.loads, func(l Load) bool { return l.Name == load })))
 }
 
 type flowCounts []uint64
 
+// minus needs the earlier counts of the same flows, or none.
 func (c flowCounts) minus(earlier flowCounts) flowCounts {
 	difference := slices.Clone(c)
-	for i := range difference {
+	for i := range earlier {
 		difference[i] -= earlier[i]
 	}
 	return difference
@@ -68,7 +76,7 @@ func total() Measure {
 // goodput is TCP payload delivered, as a share of what headers leave of the bandwidth.
 func goodput(load string) Measure {
 	return Measure{"goodput", "%", func(o *outcome) (float64, error) {
-		return 100 * o.tcp[load].total() * 8 / o.seconds() / (o.bandwidth * tcpPayloadShare), nil
+		return 100 * o.flows[load].total() * 8 / o.seconds() / (o.bandwidth * tcpPayloadShare), nil
 	}}
 }
 
@@ -76,11 +84,7 @@ func goodput(load string) Measure {
 // everything.
 func jain(load string) Measure {
 	return Measure{"Jain", "", func(o *outcome) (float64, error) {
-		counts, ok := o.tcp[load]
-		if !ok {
-			counts = o.udpWindow[load]
-		}
-		return jainIndex(counts), nil
+		return jainIndex(o.flows[load]), nil
 	}}
 }
 
@@ -97,7 +101,7 @@ func jainIndex(counts flowCounts) float64 {
 // mean.
 func spread(load string) Measure {
 	return Measure{"spread", "%", func(o *outcome) (float64, error) {
-		counts := o.udpWindow[load]
+		counts := o.flows[load]
 		mean := counts.total() / float64(len(counts))
 		return 100 * float64(slices.Max(counts)-slices.Min(counts)) / mean, nil
 	}}
@@ -114,6 +118,86 @@ func loss(load string) Measure {
 func reordered(load string) Measure {
 	return Measure{load + " reordered", "", func(o *outcome) (float64, error) {
 		return float64(o.udp[load].Reordered), nil
+	}}
+}
+
+// share is what arrives of a load, in frames, as a share of the bandwidth.
+func share(load string) Measure {
+	return Measure{load, "%", func(o *outcome) (float64, error) {
+		return 100 * o.series.Rate(o.begin, o.end, o.class(load)) / o.bandwidth, nil
+	}}
+}
+
+// leastOfFair is what the TCP flow that got least got, as a multiple of an equal share of the
+// bandwidth among so many flows.
+func leastOfFair(load string, flows int) Measure {
+	return Measure{"least " + load, "x fair", func(o *outcome) (float64, error) {
+		least := float64(slices.Min(o.flows[load]))
+		return least * 8 / o.seconds() / (o.bandwidth * tcpPayloadShare / float64(flows)), nil
+	}}
+}
+
+// delay is a quantile of the one-way delays of a UDP load; 1 is the maximum.
+func delay(load string, q float64) Measure {
+	return Measure{load + " " + quantileName(q), "ms", func(o *outcome) (float64, error) {
+		delays := o.udp[load].Delays
+		if len(delays) == 0 {
+			return 0, fmt.Errorf("no packet of %s arrived", load)
+		}
+		return milliseconds(quantile(delays, q)), nil
+	}}
+}
+
+// totalFrom is what arrives in a part of the measured time (shares of it), as a share of the
+// bandwidth.
+func totalFrom(name string, from, to float64) Measure {
+	return Measure{name, "%", func(o *outcome) (float64, error) {
+		length := float64(o.end - o.begin)
+		begin, end := o.begin+time.Duration(from*length), o.begin+time.Duration(to*length)
+		return 100 * o.series.Rate(begin, end) / o.bandwidth, nil
+	}}
+}
+
+// worstFrom is the highest rate of any window of a length in a part of the measured time, as a
+// multiple of the bandwidth.
+func worstFrom(name string, length time.Duration, from, to float64) Measure {
+	return Measure{name, "x", func(o *outcome) (float64, error) {
+		whole := float64(o.end - o.begin)
+		begin, end := o.begin+time.Duration(from*whole), o.begin+time.Duration(to*whole)
+		return o.series.Windows(begin, end, length).Max / o.bandwidth, nil
+	}}
+}
+
+// How close a rate has to be to count as held, and over what time it is averaged.
+const (
+	heldWithin = 0.05
+	heldWindow = 50 * time.Millisecond
+)
+
+// held is how long after an action its rate (a multiple of the experiment's) was reached for good:
+// from when on every window of 50 ms, until the next action, is within 5 % of it.
+func held(name string, action int, timesBandwidth float64) Measure {
+	return Measure{name, "ms", func(o *outcome) (float64, error) {
+		from, to := o.acted[action], o.end
+		if action+1 < len(o.acted) {
+			to = o.acted[action+1] - heldWindow
+		}
+		since := from
+		for t := from; t+heldWindow <= to; t += time.Millisecond {
+			ratio := o.series.Rate(t, t+heldWindow) / (timesBandwidth * o.bandwidth)
+			if math.Abs(ratio-1) > heldWithin {
+				since = t + time.Millisecond
+			}
+		}
+		return milliseconds(since - from), nil
+	}}
+}
+
+// after is the rate in the first 100 ms after an action, as a multiple of the action's rate.
+func after(name string, action int, timesBandwidth float64) Measure {
+	return Measure{name, "x", func(o *outcome) (float64, error) {
+		t := o.acted[action]
+		return o.series.Rate(t, t+100*time.Millisecond) / (timesBandwidth * o.bandwidth), nil
 	}}
 }
 

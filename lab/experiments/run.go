@@ -4,6 +4,7 @@ package experiments
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,8 @@ type Plan struct {
 	Duration    time.Duration `json:"duration_ns"`
 	Warmup      time.Duration `json:"warmup_ns"`
 	Diffserv    string        `json:"diffserv"`
+	// Details keeps what the shapers' tools say at the end of each run.
+	Details bool `json:"details,omitempty"`
 }
 
 // Row is the result of one run.
@@ -47,9 +50,22 @@ type Row struct {
 	// Idle is the share of the measured time in which the CPUs had nothing to do, in percent: where
 	// there was none, they may have been the limit.
 	Idle float64 `json:"idle_percent"`
+	// Flows, by load, is what each flow delivered in the measured time: bytes of payload for TCP,
+	// packets for UDP.
+	Flows map[string][]uint64 `json:"flows,omitempty"`
+	// Rates, by load, is what arrived in each 50 ms from the start on, in bits per second of frames.
+	Rates map[string][]float64 `json:"rates_50ms,omitempty"`
+	// Delays, by load, are the percentiles 0 to 100 of round-trip times (ping) or one-way delays, in
+	// milliseconds.
+	Delays map[string][]float64 `json:"delay_percentiles_ms,omitempty"`
+	// Details are what the shaper's own tools say at the end of the measured time, if asked for.
+	Details string `json:"details,omitempty"`
 	// Error says what went wrong; then there are no values.
 	Error string `json:"error,omitempty"`
 }
+
+// rateInterval is the interval of Row.Rates.
+const rateInterval = 50 * time.Millisecond
 
 // settle is added to each run's length for setting up, draining and taking down.
 const settle = 20 * time.Second
@@ -74,7 +90,20 @@ func (p Plan) Check() error {
 
 // Runs is how many rows the plan makes.
 func (p Plan) Runs() int {
-	return len(p.Experiments) * len(p.Peers) * len(p.Rates) * len(p.Queues) * p.Repeat
+	runs := 0
+	for _, name := range p.Experiments {
+		runs += len(p.peers(name)) * len(p.Rates) * len(p.Queues) * p.Repeat
+	}
+	return runs
+}
+
+// peers are the shapers that an experiment is for.
+func (p Plan) peers(experiment string) []string {
+	e, err := Lookup(experiment)
+	return slices.DeleteFunc(slices.Clone(p.Peers), func(name string) bool {
+		peer, unknown := shaper.Lookup(name)
+		return err != nil || unknown != nil || e.ShapersOnly && !peer.Shapes
+	})
 }
 
 // Run runs everything and hands each result to emit as soon as it is there.
@@ -90,12 +119,13 @@ func (p Plan) Run(ctx context.Context, emit func(Row)) error {
 		for _, rate := range p.Rates {
 			for _, queues := range p.Queues {
 				for repeat := range p.Repeat {
-					for i := range p.Peers {
+					peers := p.peers(name)
+					for i := range peers {
 						// Each repetition begins with another peer: none is always the one after a boot.
-						peer := p.Peers[(i+repeat)%len(p.Peers)]
+						peer := peers[(i+repeat)%len(peers)]
 						row := Row{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat}
 						if err := p.runOne(ctx, experiment, &row); err != nil {
-							row.Error, row.Values = err.Error(), nil
+							row = Row{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat, Error: err.Error()}
 						}
 						emit(row)
 						if ctx.Err() != nil {
@@ -133,7 +163,6 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, shaped.Close()) }()
-
 	var m *meter.Meter
 	err = pair.Receiver.Do(func() error {
 		device, err := netlink.LinkByName(topo.ReceiverDevice)
@@ -148,11 +177,11 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 	}
 	defer func() { err = errors.Join(err, pair.Receiver.Do(m.Close)) }()
 
-	o, idle, err := p.load(ctx, e, row.Rate, pair, shaped, m)
+	t := &trial{plan: p, experiment: e, row: row, pair: pair, shaped: shaped, meter: m}
+	o, err := t.run(ctx)
 	if err != nil {
 		return err
 	}
-	row.Idle = idle
 	row.Values = map[string]float64{}
 	for _, measure := range e.Measures {
 		value, err := measure.Value(o)
@@ -190,111 +219,132 @@ func (l Load) dscp() uint8 {
 	}
 }
 
-// running are the loads under way, by name.
-type running struct {
-	tcp  map[string]*traffic.TCP
-	udp  map[string]*traffic.UDP
-	ping map[string]*traffic.Ping
+// trial is one run under way.
+type trial struct {
+	plan       Plan
+	experiment Experiment
+	row        *Row
+	pair       *topo.Pair
+	shaped     shaper.Shaped
+	meter      *meter.Meter
+
+	tcp   map[string]*traffic.TCP
+	udp   map[string]*traffic.UDP
+	ping  map[string]*traffic.Ping
+	acted []time.Duration
 }
 
-// load applies the loads and the actions, and returns what came of them and how idle the CPUs were.
-func (p Plan) load(ctx context.Context, e Experiment, rate rates.Rate, pair *topo.Pair, shaped shaper.Shaped, m *meter.Meter) (_ *outcome, idle float64, err error) {
+// run applies loads and actions, and returns what came of them.
+func (t *trial) run(ctx context.Context) (*outcome, error) {
+	t.tcp, t.udp, t.ping = map[string]*traffic.TCP{}, map[string]*traffic.UDP{}, map[string]*traffic.Ping{}
 	o := &outcome{
-		bandwidth: float64(rate),
+		bandwidth: float64(t.row.Rate),
+		loads:     t.experiment.Loads,
 		start:     meter.Now(),
-		tcp:       map[string]flowCounts{},
-		udpWindow: map[string]flowCounts{},
+		flows:     map[string]flowCounts{},
 		udp:       map[string]traffic.UDPResult{},
 		ping:      map[string]traffic.PingResult{},
 	}
-	loads := &running{map[string]*traffic.TCP{}, map[string]*traffic.UDP{}, map[string]*traffic.Ping{}}
-	err = loads.start(ctx, e, float64(rate), pair)
-	if err == nil {
-		err = sleep(ctx, p.Warmup)
-	}
+	err := t.apply(ctx, o)
+	err = errors.Join(err, t.stop(ctx, o), checkReceiver(t.pair))
 	if err != nil {
-		return nil, 0, errors.Join(err, loads.stop(ctx, o))
+		return nil, err
 	}
-
-	tcp, udp := loads.counts()
-	cpuBefore, err := readCPU()
-	o.begin = meter.Now()
-	if err == nil {
-		err = p.act(ctx, e.Actions, rate, shaped)
-	}
-	o.end = meter.Now()
-	cpuAfter, cpuErr := readCPU()
-	tcpAfter, udpAfter := loads.counts()
-	for name := range tcp {
-		o.tcp[name] = tcpAfter[name].minus(tcp[name])
-	}
-	for name := range udp {
-		o.udpWindow[name] = udpAfter[name].minus(udp[name])
-	}
-	err = errors.Join(err, cpuErr, loads.stop(ctx, o), checkReceiver(pair))
+	o.acted = t.acted
+	o.series, err = t.meter.Read()
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	o.series, err = m.Read()
-	return o, cpuAfter.idleSince(cpuBefore), err
+	t.describe(o)
+	return o, nil
 }
 
-func (r *running) start(ctx context.Context, e Experiment, bandwidth float64, pair *topo.Pair) error {
+// apply brings the experiment to the end of its measured time.
+func (t *trial) apply(ctx context.Context, o *outcome) error {
+	for i, load := range t.experiment.Loads {
+		if load.At > 0 {
+			continue
+		}
+		if err := t.start(ctx, i); err != nil {
+			return err
+		}
+	}
+	if err := sleep(ctx, t.plan.Warmup); err != nil {
+		return err
+	}
+	before := t.counts()
+	cpuBefore, err := readCPU()
+	if err != nil {
+		return err
+	}
+	o.begin = meter.Now()
+	if err := t.act(ctx); err != nil {
+		return err
+	}
+	o.end = meter.Now()
+	cpuAfter, err := readCPU()
+	if err != nil {
+		return err
+	}
+	t.row.Idle = cpuAfter.idleSince(cpuBefore)
+	for name, counts := range t.counts() {
+		o.flows[name] = counts.minus(before[name])
+	}
+	if t.plan.Details {
+		t.row.Details, err = t.shaped.Details(ctx)
+	}
+	return err
+}
+
+// start starts the load with an index.
+func (t *trial) start(ctx context.Context, index int) (err error) {
+	load, pair := t.experiment.Loads[index], t.pair
 	address := pair.ReceiverAddresses[0]
-	for _, load := range e.Loads {
-		var err error
-		switch {
-		case load.TCP != nil:
-			var t *traffic.TCP
-			if t, err = traffic.StartTCP(ctx, pair.Sender, pair.Receiver, address, *load.TCP); err == nil {
-				r.tcp[load.Name] = t
-			}
-		case load.UDP != nil:
-			var u *traffic.UDP
-			if u, err = traffic.StartUDP(ctx, pair.Sender, pair.Receiver, address, load.UDP.config(bandwidth)); err == nil {
-				r.udp[load.Name] = u
-			}
-		case load.Ping != nil:
-			var g *traffic.Ping
-			if g, err = traffic.StartPing(ctx, pair.Sender, topo.SenderAddress, pair.ReceiverAddresses, *load.Ping); err == nil {
-				r.ping[load.Name] = g
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("load %s: %w", load.Name, err)
-		}
+	switch {
+	case load.TCP != nil:
+		t.tcp[load.Name], err = traffic.StartTCP(ctx, pair.Sender, pair.Receiver, address, *load.TCP)
+	case load.UDP != nil:
+		t.udp[load.Name], err = traffic.StartUDP(ctx, pair.Sender, pair.Receiver, address, load.UDP.config(float64(t.row.Rate)))
+	case load.Ping != nil:
+		t.ping[load.Name], err = traffic.StartPing(ctx, pair.Sender, topo.SenderAddress, pair.ReceiverAddresses, *load.Ping)
+	}
+	if err != nil {
+		delete(t.tcp, load.Name)
+		delete(t.udp, load.Name)
+		delete(t.ping, load.Name)
+		return fmt.Errorf("load %s: %w", load.Name, err)
 	}
 	return nil
 }
 
-// counts are what has been delivered so far.
-func (r *running) counts() (tcp, udp map[string]flowCounts) {
-	tcp, udp = map[string]flowCounts{}, map[string]flowCounts{}
-	for name, t := range r.tcp {
-		tcp[name] = t.Received()
+// counts are what each flow has delivered so far, by load.
+func (t *trial) counts() map[string]flowCounts {
+	counts := map[string]flowCounts{}
+	for name, tcp := range t.tcp {
+		counts[name] = tcp.Received()
 	}
-	for name, u := range r.udp {
-		udp[name] = u.Received()
+	for name, udp := range t.udp {
+		counts[name] = udp.Received()
 	}
-	return tcp, udp
+	return counts
 }
 
 // stop ends the loads. TCP goes first: it would take the bandwidth that the others' last packets need.
-func (r *running) stop(ctx context.Context, o *outcome) error {
+func (t *trial) stop(ctx context.Context, o *outcome) error {
 	var errs []error
-	for name, t := range r.tcp {
-		errs = append(errs, named(name, t.Stop()))
+	for name, tcp := range t.tcp {
+		errs = append(errs, named(name, tcp.Stop()))
 	}
-	for _, u := range r.udp {
-		u.StopSending()
+	for _, udp := range t.udp {
+		udp.StopSending()
 	}
-	for name, u := range r.udp {
-		result, err := u.Stop(ctx)
+	for name, udp := range t.udp {
+		result, err := udp.Stop(ctx)
 		o.udp[name] = result
 		errs = append(errs, named(name, err))
 	}
-	for name, g := range r.ping {
-		result, err := g.Stop(ctx)
+	for name, ping := range t.ping {
+		result, err := ping.Stop(ctx)
 		o.ping[name] = result
 		errs = append(errs, named(name, err))
 	}
@@ -308,26 +358,71 @@ func named(load string, err error) error {
 	return fmt.Errorf("load %s: %w", load, err)
 }
 
-// act does the actions in their time and returns when the measured time is over.
-func (p Plan) act(ctx context.Context, actions []Action, rate rates.Rate, shaped shaper.Shaped) error {
+// act does what the experiment has planned for the measured time, and returns when that is over.
+func (t *trial) act(ctx context.Context) error {
+	type event struct {
+		at float64
+		do func() error
+	}
+	var events []event
+	for i, load := range t.experiment.Loads {
+		if load.At > 0 {
+			events = append(events, event{load.At, func() error { return t.start(ctx, i) }})
+		}
+	}
+	for _, action := range t.experiment.Actions {
+		events = append(events, event{action.At, func() error { return t.do(ctx, action) }})
+	}
+	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 	begin := time.Now()
-	for _, action := range actions {
-		at := time.Duration(action.At * float64(p.Duration))
+	for _, event := range events {
+		at := time.Duration(event.at * float64(t.plan.Duration))
 		if err := sleep(ctx, at-time.Since(begin)); err != nil {
 			return err
 		}
-		if action.TimesBandwidth > 0 {
-			if err := shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(rate))); err != nil {
-				return err
-			}
-		}
-		if action.Kill {
-			if err := shaped.Kill(); err != nil {
-				return err
-			}
+		if err := event.do(); err != nil {
+			return err
 		}
 	}
-	return sleep(ctx, p.Duration-time.Since(begin))
+	return sleep(ctx, t.plan.Duration-time.Since(begin))
+}
+
+func (t *trial) do(ctx context.Context, action Action) error {
+	if action.TimesBandwidth > 0 {
+		if err := t.shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(t.row.Rate))); err != nil {
+			return err
+		}
+	}
+	if action.Kill {
+		if err := t.shaped.Kill(); err != nil {
+			return err
+		}
+	}
+	t.acted = append(t.acted, meter.Now())
+	return nil
+}
+
+// describe keeps what plots need.
+func (t *trial) describe(o *outcome) {
+	t.row.Flows, t.row.Rates, t.row.Delays = map[string][]uint64{}, map[string][]float64{}, map[string][]float64{}
+	for i, load := range t.experiment.Loads {
+		if counts, ok := o.flows[load.Name]; ok {
+			t.row.Flows[load.Name] = counts
+		}
+		if load.Ping == nil {
+			t.row.Rates[load.Name] = o.series.Rates(o.start, o.end, rateInterval, int(classOf(i)))
+		}
+		delays := o.ping[load.Name].RTTs
+		if load.UDP != nil {
+			delays = o.udp[load.Name].Delays
+		}
+		if len(delays) == 0 {
+			continue
+		}
+		for percent := range 101 {
+			t.row.Delays[load.Name] = append(t.row.Delays[load.Name], milliseconds(quantile(delays, float64(percent)/100)))
+		}
+	}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -121,6 +121,15 @@ func (c *cakectl) SetRate(ctx context.Context, rate rates.Rate) error {
 	return nil
 }
 
+func (c *cakectl) Details(ctx context.Context) (string, error) {
+	text, err := c.command(ctx, "status", topo.SenderDevice, "-o", "json").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("cakectl status: %w: %s", err, bytes.TrimSpace(text))
+	}
+	tree, err := qdiscs(ctx, c.target)
+	return string(text) + tree, err
+}
+
 func (c *cakectl) Kill() error {
 	if err := c.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill cakectl: %w", err)

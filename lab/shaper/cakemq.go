@@ -44,6 +44,8 @@ func (s cakeMQ) SetRate(_ context.Context, rate rates.Rate) error {
 	return nil
 }
 
+func (s cakeMQ) Details(ctx context.Context) (string, error) { return qdiscs(ctx, s.target) }
+
 func (cakeMQ) Kill() error  { return nil }
 func (cakeMQ) Close() error { return nil }
 

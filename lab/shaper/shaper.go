@@ -32,6 +32,8 @@ type Shaped interface {
 	// Kill ends the shaper's process by force and leaves the shaping as it is. Shapers without a
 	// process do nothing.
 	Kill() error
+	// Details is what the shaper's own tools say about it, for people to read.
+	Details(ctx context.Context) (string, error)
 	// Close ends processes and frees what is outside the device, which is to be deleted.
 	Close() error
 }
@@ -139,8 +141,19 @@ func (s byTC) SetRate(ctx context.Context, rate rates.Rate) error {
 	return nil
 }
 
+func (s byTC) Details(ctx context.Context) (string, error) { return qdiscs(ctx, s.target) }
+
 func (byTC) Kill() error  { return nil }
 func (byTC) Close() error { return nil }
+
+// qdiscs is what tc shows of the sender's device.
+func qdiscs(ctx context.Context, t Target) (string, error) {
+	text, err := exec.CommandContext(ctx, "tc", "-n", t.Pair.Sender.Name, "-s", "qdisc", "show", "dev", topo.SenderDevice).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("tc qdisc show: %w: %s", err, bytes.TrimSpace(text))
+	}
+	return string(text), nil
+}
 
 // run runs commands in one tc, those with $QUEUE once for each queue.
 func (s byTC) run(ctx context.Context, commands []string, rate rates.Rate) error {
