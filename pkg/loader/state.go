@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -120,10 +119,11 @@ func (d *DataPath) Events() (*Events, error) {
 
 // Next waits for the next event. It returns ctx's error when that ends first.
 func (e *Events) Next(ctx context.Context) (Event, error) {
-	stop := context.AfterFunc(ctx, func() { e.reader.SetDeadline(time.Unix(1, 0)) })
+	// A deadline would not do: setting one waits for the read that it is to interrupt.
+	stop := context.AfterFunc(ctx, func() { _ = e.reader.Flush() })
 	defer stop()
 	if err := e.reader.ReadInto(&e.record); err != nil {
-		if errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() != nil {
+		if errors.Is(err, ringbuf.ErrFlushed) && ctx.Err() != nil {
 			return Event{}, ctx.Err()
 		}
 		return Event{}, fmt.Errorf("read an event: %w", err)
