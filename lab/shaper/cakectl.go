@@ -160,7 +160,8 @@ func (c *cakectl) stop() error {
 		}
 		return nil
 	case <-time.After(cakectlStop):
-		err := c.cmd.Process.Kill()
+		// For the stacks of its goroutines.
+		err := c.cmd.Process.Signal(syscall.SIGQUIT)
 		<-c.exited
 		return errors.Join(fmt.Errorf("cakectl attach has not ended %v after SIGINT: %s", cakectlStop, bytes.TrimSpace(c.output.Bytes())), err)
 	}
