@@ -577,7 +577,14 @@ func TestUndoLeavesNoQueueWithoutQdisc(t *testing.T) {
 		t.Fatal(err)
 	}
 	setQueues(t, "v0", 4)
-	wantTree(t, link, "pfifo_fast 0:@ca4e:1, pfifo_fast 0:@ca4e:2, pfifo_fast 0:@ca4e:3, pfifo_fast 0:@ca4e:4, mq ca4e:@root")
+	// The kinds differ: for queues not in use the kernel takes pfifo_fast,
+	// whatever net.core.default_qdisc says.
+	now := mustCapture(t, link)
+	for i := range 4 {
+		if q, ok := now.at(classOf(RootHandle, i)); !ok || q.Handle != 0 {
+			t.Errorf("queue %d: %v, want what the kernel makes by itself", i, q)
+		}
+	}
 }
 
 func TestJournalsOfOtherVersionsAreRefused(t *testing.T) {
