@@ -49,7 +49,7 @@ type gsoLimits struct {
 // bandwidth in both directions; for rates.Unlimited the limits are as found.
 //
 // What a change does to TCP connections (measured on Linux 6.1, 6.12, 6.18 and
-// 7.x): a socket takes the limits when it takes its route, so connections
+// 7.3): a socket takes the limits when it takes its route, so connections
 // opened later have the new ones and open ones keep theirs, in both
 // directions. An open connection follows as soon as its cached route is
 // renewed, which any change of an address of its family in the network
