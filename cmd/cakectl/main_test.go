@@ -8,9 +8,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -20,6 +21,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/shaper"
 )
 
 var update = flag.Bool("update", false, "write the golden texts of the scripts anew")
@@ -34,7 +38,29 @@ func TestMain(m *testing.M) {
 			fmt.Println(context.Cause(ctx))
 			select {}
 		},
+		"get":    get,
+		"served": served,
 	})
+}
+
+// get prints what a URL has.
+func get() {
+	response, err := http.Get(os.Args[1])
+	if err == nil {
+		_, err = io.Copy(os.Stdout, response.Body)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// served ends with 0 if a daemon answers for the device.
+func served() {
+	if _, err := api.NewClient(shaper.DefaultRunDir, os.Args[1]).Status(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }
 
 // The first signal asks a command to end, the second does not ask.
@@ -98,7 +124,7 @@ func runScripts(t *testing.T, dir string) {
 			"uncapped": uncappedCommand,
 			"exits":    exitsCommand,
 			"retry":    retryCommand,
-			"scan":     scanCommand,
+			"signal":   signalCommand,
 		},
 	})
 }
@@ -129,19 +155,30 @@ func hasFQ(t *testing.T) bool {
 	return err == nil
 }
 
-// netnsCommand gives the rest of the script network devices, a /sys, a BPF file system and a /run of
+// netnsCommand gives the rest of the script network devices, a /sys, a /run and a BPF file system of
 // its own, by moving the thread it runs on. Locked to the script's goroutine, the thread ends with it,
 // and with the thread everything in the namespaces.
+//
+// With a device as argument the BPF file system stays the host's, so that what is pinned can outlive
+// the process that pinned it; the device's pins are removed at the end.
 func netnsCommand(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) > 0 {
-		ts.Fatalf("usage: netns")
+	if neg || len(args) > 1 {
+		ts.Fatalf("usage: netns [DEV]")
 	}
+	const bpffs, aside = "/sys/fs/bpf", "/run/bpf"
 	runtime.LockOSThread()
 	ts.Check(unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS))
 	ts.Check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-	ts.Check(unix.Mount("sysfs", "/sys", "sysfs", 0, ""))
-	ts.Check(unix.Mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=0700"))
 	ts.Check(unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=0755"))
+	ts.Check(os.Mkdir(aside, 0o700))
+	if len(args) == 0 {
+		ts.Check(unix.Mount("bpf", aside, "bpf", 0, "mode=0700"))
+	} else {
+		ts.Check(unix.Mount(bpffs, aside, "", unix.MS_BIND, ""))
+		ts.Defer(func() { ts.Check(os.RemoveAll("/sys/fs/bpf/cakectl/" + args[0])) })
+	}
+	ts.Check(unix.Mount("sysfs", "/sys", "sysfs", 0, ""))
+	ts.Check(unix.Mount(aside, bpffs, "", unix.MS_MOVE, ""))
 	lo, err := netlink.LinkByName("lo")
 	ts.Check(err)
 	ts.Check(netlink.LinkSetUp(lo))
@@ -188,18 +225,21 @@ func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+// retryTime is ample for an attach in an emulated machine.
+const retryTime = 30 * time.Second
+
 // retryCommand runs a program until it ends with an exit status.
 func retryCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: retry STATUS COMMAND [ARGUMENT]...")
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(retryTime); ; time.Sleep(50 * time.Millisecond) {
 		got := exitStatus(ts, args[1:])
 		if strconv.Itoa(got) == args[0] {
 			return
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("exit status %d for a minute, want %s", got, args[0])
+			ts.Fatalf("exit status %d for %v, want %s", got, retryTime, args[0])
 		}
 	}
 }
@@ -217,16 +257,15 @@ func exitStatus(ts *testscript.TestScript, command []string) int {
 	return -1
 }
 
-// scanCommand puts what a regular expression's group matches in a file into a variable.
-func scanCommand(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 3 {
-		ts.Fatalf("usage: scan VARIABLE FILE REGEXP")
+// signalCommand sends a signal to the program that was last started in the background.
+func signalCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: signal SIGNAL")
 	}
-	expression, err := regexp.Compile(args[2])
-	ts.Check(err)
-	match := expression.FindStringSubmatch(ts.ReadFile(args[1]))
-	if len(match) != 2 {
-		ts.Fatalf("%s: %q matches %d groups, want 1", args[1], args[2], max(len(match)-1, 0))
+	number := unix.SignalNum(args[0])
+	background := ts.BackgroundCmds()
+	if number == 0 || len(background) == 0 {
+		ts.Fatalf("no signal %s, or nothing to send it to", args[0])
 	}
-	ts.Setenv(args[0], match[1])
+	ts.Check(background[len(background)-1].Process.Signal(number))
 }

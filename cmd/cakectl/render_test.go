@@ -195,7 +195,15 @@ func TestEditDistance(t *testing.T) {
 }
 
 func TestOneLine(t *testing.T) {
-	if got := oneLine("a: b\nc\r\n\nd"); got != "a: b; c; d" {
-		t.Errorf("got %q", got)
+	for text, want := range map[string]string{
+		"":                          "",
+		"a: b":                      "a: b",
+		"a: b\nc\r\n\nd":            "a: b; c; d",
+		"1\n2\n3\n4\n5\n6\n7\n8":    "1; 2; 3; 4; 5; 6; 7; 8",
+		"1\n2\n3\n4\n5\n6\n7\n8\n9": "1; ... 5 lines, which --log-level debug shows; 7; 8; 9",
+	} {
+		if got := oneLine(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
 	}
 }

@@ -9,9 +9,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/cakectl/cakectl/pkg/api"
@@ -62,7 +62,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 		a.complain("%v (see %s --help)", err, command.CommandPath())
 		return exitInvalid
 	}
-	a.logVerifier(err)
+	if text := err.Error(); oneLine(text) != text {
+		a.env.Log.Debug("failed", "err", text)
+	}
 	var signal interrupted
 	if errors.Is(err, context.Canceled) && errors.As(context.Cause(ctx), &signal) {
 		a.complain("%v: %v", signal, err)
@@ -114,22 +116,24 @@ func (a *app) complain(format string, args ...any) {
 	fmt.Fprintln(a.stderr, "cakectl: "+oneLine(fmt.Sprintf(format, args...)))
 }
 
+// An error of more lines than this is not a list of what failed, but a report: the one of the
+// kernel's verifier has thousands of lines. How it begins and how it ends says the most.
+const (
+	maxErrorLines = 8
+	lastLines     = 3
+)
+
 // oneLine puts the parts of a joined error behind each other.
 func oneLine(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
+	if left := len(lines) - 1 - lastLines; len(lines) > maxErrorLines {
+		lines = slices.Concat(lines[:1], []string{fmt.Sprintf("... %d lines, which --log-level debug shows", left)}, lines[len(lines)-lastLines:])
+	}
 	return strings.Join(lines, "; ")
 }
 
 // say prints what was done. An error of the terminal is no reason to stop shaping.
 func (a *app) say(format string, args ...any) { fmt.Fprintf(a.stdout, format+"\n", args...) }
-
-// logVerifier shows all that the kernel's verifier said, which is too much for an error message.
-func (a *app) logVerifier(err error) {
-	var verifier *ebpf.VerifierError
-	if errors.As(err, &verifier) {
-		a.env.Log.Debug("the verifier refused the program", "log", fmt.Sprintf("%+v", verifier))
-	}
-}
 
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
