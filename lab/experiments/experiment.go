@@ -24,14 +24,15 @@ type Experiment struct {
 	Measures []Measure
 }
 
-// Load is some traffic. One of TCP, UDP and Ping is set.
+// Load is some traffic. One of TCP, UDP, Iperf and Ping is set.
 type Load struct {
 	Name string
 	// At is when it starts, as a share of the measured time; at 0 it starts before the warm-up.
-	At   float64
-	TCP  *traffic.TCPConfig
-	UDP  *UDPLoad
-	Ping *traffic.PingConfig
+	At    float64
+	TCP   *traffic.TCPConfig
+	UDP   *UDPLoad
+	Iperf *IperfLoad
+	Ping  *traffic.PingConfig
 }
 
 // UDPLoad is UDP whose rate may depend on that of the experiment.
@@ -52,6 +53,12 @@ func (l UDPLoad) config(bandwidth float64) traffic.UDPConfig {
 		rate = l.TimesBandwidth * bandwidth / float64(l.Flows)
 	}
 	return traffic.UDPConfig{Flows: l.Flows, DSCP: l.DSCP, FrameBytes: l.FrameBytes, RateBitsPerSecond: rate, Delays: l.Delays}
+}
+
+// IperfLoad is TCP by iperf3, which runs from the start to the end of the measured time and leaves
+// out the warm-up by itself.
+type IperfLoad struct {
+	Flows int
 }
 
 // Action is something done to the shaper under load.
@@ -99,6 +106,12 @@ func All() []Experiment {
 			About:    "32 TCP flows, a ping beside them",
 			Loads:    []Load{tcp("tcp", 32, bestEffort), ping},
 			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp")}, pingTimes, windows),
+		},
+		{
+			Name:     "iperf32",
+			About:    "iperf3 with 32 TCP flows, by its own figures, a ping beside them",
+			Loads:    []Load{{Name: "iperf3", Iperf: &IperfLoad{Flows: 32}}, ping},
+			Measures: slices.Concat([]Measure{total(), goodput("iperf3"), jain("iperf3"), retransmits("iperf3")}, pingTimes, windows),
 		},
 		{
 			Name:  "trickle31",

@@ -37,6 +37,7 @@ type outcome struct {
 	// flows is what each flow delivered from begin to end: bytes of payload of TCP, packets of UDP.
 	flows map[string]flowCounts
 	udp   map[string]traffic.UDPResult
+	iperf map[string]traffic.IperfResult
 	ping  map[string]traffic.PingResult
 }
 
@@ -118,6 +119,13 @@ func loss(load string) Measure {
 func reordered(load string) Measure {
 	return Measure{load + " reordered", "", func(o *outcome) (float64, error) {
 		return float64(o.udp[load].Reordered), nil
+	}}
+}
+
+// retransmits counts the segments that iperf3 says TCP sent again.
+func retransmits(load string) Measure {
+	return Measure{"retransmits", "", func(o *outcome) (float64, error) {
+		return float64(o.iperf[load].Retransmits), nil
 	}}
 }
 

@@ -214,8 +214,10 @@ func (l Load) dscp() uint8 {
 		return l.TCP.DSCP
 	case l.UDP != nil:
 		return l.UDP.DSCP
-	default:
+	case l.Ping != nil:
 		return l.Ping.DSCP
+	default:
+		return bestEffort
 	}
 }
 
@@ -230,19 +232,22 @@ type trial struct {
 
 	tcp   map[string]*traffic.TCP
 	udp   map[string]*traffic.UDP
+	iperf map[string]*traffic.Iperf
 	ping  map[string]*traffic.Ping
 	acted []time.Duration
 }
 
 // run applies loads and actions, and returns what came of them.
 func (t *trial) run(ctx context.Context) (*outcome, error) {
-	t.tcp, t.udp, t.ping = map[string]*traffic.TCP{}, map[string]*traffic.UDP{}, map[string]*traffic.Ping{}
+	t.tcp, t.udp = map[string]*traffic.TCP{}, map[string]*traffic.UDP{}
+	t.iperf, t.ping = map[string]*traffic.Iperf{}, map[string]*traffic.Ping{}
 	o := &outcome{
 		bandwidth: float64(t.row.Rate),
 		loads:     t.experiment.Loads,
 		start:     meter.Now(),
 		flows:     map[string]flowCounts{},
 		udp:       map[string]traffic.UDPResult{},
+		iperf:     map[string]traffic.IperfResult{},
 		ping:      map[string]traffic.PingResult{},
 	}
 	err := t.apply(ctx, o)
@@ -272,7 +277,10 @@ func (t *trial) apply(ctx context.Context, o *outcome) error {
 	if err := sleep(ctx, t.plan.Warmup); err != nil {
 		return err
 	}
-	before := t.counts()
+	before, err := t.counts()
+	if err != nil {
+		return err
+	}
 	cpuBefore, err := readCPU()
 	if err != nil {
 		return err
@@ -287,7 +295,11 @@ func (t *trial) apply(ctx context.Context, o *outcome) error {
 		return err
 	}
 	t.row.Idle = cpuAfter.idleSince(cpuBefore)
-	for name, counts := range t.counts() {
+	after, err := t.counts()
+	if err != nil {
+		return err
+	}
+	for name, counts := range after {
 		o.flows[name] = counts.minus(before[name])
 	}
 	if t.plan.Details {
@@ -305,12 +317,16 @@ func (t *trial) start(ctx context.Context, index int) (err error) {
 		t.tcp[load.Name], err = traffic.StartTCP(ctx, pair.Sender, pair.Receiver, address, *load.TCP)
 	case load.UDP != nil:
 		t.udp[load.Name], err = traffic.StartUDP(ctx, pair.Sender, pair.Receiver, address, load.UDP.config(float64(t.row.Rate)))
+	case load.Iperf != nil:
+		t.iperf[load.Name], err = traffic.StartIperf(ctx, pair.Sender.Name, pair.Receiver.Name, address,
+			traffic.IperfConfig{Flows: load.Iperf.Flows, Duration: t.plan.Duration, Omit: t.plan.Warmup})
 	case load.Ping != nil:
 		t.ping[load.Name], err = traffic.StartPing(ctx, pair.Sender, topo.SenderAddress, pair.ReceiverAddresses, *load.Ping)
 	}
 	if err != nil {
 		delete(t.tcp, load.Name)
 		delete(t.udp, load.Name)
+		delete(t.iperf, load.Name)
 		delete(t.ping, load.Name)
 		return fmt.Errorf("load %s: %w", load.Name, err)
 	}
@@ -318,20 +334,29 @@ func (t *trial) start(ctx context.Context, index int) (err error) {
 }
 
 // counts are what each flow has delivered so far, by load.
-func (t *trial) counts() map[string]flowCounts {
+func (t *trial) counts() (map[string]flowCounts, error) {
 	counts := map[string]flowCounts{}
 	for name, tcp := range t.tcp {
-		counts[name] = tcp.Received()
+		received, err := tcp.Received()
+		if err != nil {
+			return nil, named(name, err)
+		}
+		counts[name] = received
 	}
 	for name, udp := range t.udp {
 		counts[name] = udp.Received()
 	}
-	return counts
+	return counts, nil
 }
 
 // stop ends the loads. TCP goes first: it would take the bandwidth that the others' last packets need.
 func (t *trial) stop(ctx context.Context, o *outcome) error {
 	var errs []error
+	for name, iperf := range t.iperf {
+		result, err := iperf.Wait()
+		o.iperf[name], o.flows[name] = result, result.Received
+		errs = append(errs, named(name, err))
+	}
 	for name, tcp := range t.tcp {
 		errs = append(errs, named(name, tcp.Stop()))
 	}

@@ -104,3 +104,15 @@ func (s *Series) Windows(from, to, length time.Duration) Windows {
 	p99 := sums[(len(sums)*99+99)/100-1]
 	return Windows{Max: perSecond(sums[len(sums)-1]), P99: perSecond(p99)}
 }
+
+// HeldSince is from when on a rate (in bits per second) was held for good: every window of a length
+// that begins then or later and ends by to is within a share of the rate. It is from if all are.
+func (s *Series) HeldSince(from, to, length time.Duration, rate, within float64) time.Duration {
+	since := from
+	for t := from; t+length <= to; t += time.Millisecond {
+		if math.Abs(s.Rate(t, t+length)/rate-1) > within {
+			since = t + time.Millisecond
+		}
+	}
+	return since
+}

@@ -43,7 +43,7 @@ type Peer struct {
 	Name string
 	// Shapes tells that the peer holds a rate; the others show what is there without one.
 	Shapes bool
-	// Commands describe it: what sets it up, as far as tc does.
+	// Commands are what sets it up, for tc(8), as far as tc can.
 	Commands []string
 	// changes are the commands that change the rate.
 	changes []string
@@ -89,6 +89,15 @@ func Peers() []Peer {
 			Name: "cake_mq", Shapes: true,
 			Commands: []string{"qdisc add dev $DEV root cake_mq bandwidth $RATE $DIFFSERV"},
 			attach:   attachCakeMQ,
+		},
+		{
+			// One clock for everything.
+			Name: "edt", Shapes: true,
+			Commands: []string{
+				"qdisc add dev $DEV root handle 1: mq",
+				"qdisc add dev $DEV parent 1:$QUEUE fq horizon 2s",
+			},
+			attach: attachEDT,
 		},
 		{
 			Name: "cakectl", Shapes: true,

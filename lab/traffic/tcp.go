@@ -16,10 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sizes of a sender's writes and of a receiver's reads.
 const (
 	tcpWriteBytes = 64 << 10
 	tcpReadBytes  = 1 << 20
+	// A receiver is woken when this much has arrived: to wake it for each packet would cost an
+	// emulated CPU more than the packet.
+	tcpWakeBytes = 128 << 10
 )
 
 // TCPConfig is bulk TCP.
@@ -35,7 +37,6 @@ type TCP struct {
 	stopping  atomic.Bool
 	senders   []net.Conn
 	receivers []net.Conn
-	received  []atomic.Uint64
 	running   sync.WaitGroup
 
 	mu   sync.Mutex
@@ -44,7 +45,7 @@ type TCP struct {
 
 // StartTCP connects all flows and then starts them together. They run until Stop.
 func StartTCP(ctx context.Context, from, to Netns, address netip.Addr, c TCPConfig) (_ *TCP, err error) {
-	t := &TCP{received: make([]atomic.Uint64, c.Flows)}
+	t := &TCP{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("start TCP: %w", err), t.closeAll())
@@ -83,9 +84,15 @@ func StartTCP(ctx context.Context, from, to Netns, address netip.Addr, c TCPConf
 			return nil, err
 		}
 		t.receivers = append(t.receivers, conn)
+		err = onSocket(conn, func(fd int) error {
+			return os.NewSyscallError("set SO_RCVLOWAT", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, tcpWakeBytes))
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	for i, conn := range t.receivers {
-		t.running.Go(func() { t.fail(t.receive(i, conn)) })
+	for _, conn := range t.receivers {
+		t.running.Go(func() { t.fail(t.receive(conn)) })
 	}
 	for _, conn := range t.senders {
 		t.running.Go(func() { t.fail(t.send(conn)) })
@@ -113,7 +120,7 @@ func (t *TCP) send(conn net.Conn) error {
 
 // receive reads without copying: the content is of no interest, and the copies would cost a third
 // of what an emulated CPU can do.
-func (t *TCP) receive(flow int, conn net.Conn) error {
+func (t *TCP) receive(conn net.Conn) error {
 	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
@@ -132,17 +139,35 @@ func (t *TCP) receive(flow int, conn net.Conn) error {
 		if n == 0 {
 			return errors.New("the sender closed the connection")
 		}
-		t.received[flow].Add(uint64(n))
 	}
 }
 
-// Received is how many bytes of payload each flow has delivered so far.
-func (t *TCP) Received() []uint64 {
-	received := make([]uint64, len(t.received))
-	for i := range t.received {
-		received[i] = t.received[i].Load()
+// onSocket calls f with the file descriptor of a connection.
+func onSocket(conn net.Conn, f func(fd int) error) error {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
 	}
-	return received
+	return control(raw, f)
+}
+
+// Received is how many bytes of payload each flow has delivered so far, in order, by the count of the
+// receiver's kernel.
+func (t *TCP) Received() ([]uint64, error) {
+	var received []uint64
+	for _, conn := range t.receivers {
+		err := onSocket(conn, func(fd int) error {
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			if err == nil {
+				received = append(received, info.Bytes_received)
+			}
+			return os.NewSyscallError("get TCP_INFO", err)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("count what TCP received: %w", err)
+		}
+	}
+	return received, nil
 }
 
 // Stop ends all flows at once, and returns what went wrong until then. What is under way is thrown

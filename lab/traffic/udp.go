@@ -29,6 +29,9 @@ const (
 	udpCatchUp = 20 * time.Millisecond
 	// Socket buffer of the receiver: one that overflows would look like loss in the network.
 	udpReceiveBuffer = 64 << 20
+	// How often the receiver looks for packets. What it would see earlier it has no use for: the kernel
+	// notes when a packet came.
+	udpReceiveInterval = 5 * time.Millisecond
 	// Packets may wait this long in a queue; after that much silence nothing more will come.
 	udpSilence = time.Second
 )
@@ -49,14 +52,15 @@ type UDPConfig struct {
 // UDP is UDP under way.
 type UDP struct {
 	config   UDPConfig
-	cancel   context.CancelFunc
+	cancel   context.CancelFunc // ends the senders
+	silence  context.CancelFunc // ends the receiver
 	senders  []*net.UDPConn
 	receiver *net.UDPConn
 	sending  sync.WaitGroup
 	receives sync.WaitGroup
 	sent     []atomic.Uint64
 	received []atomic.Uint64
-	last     atomic.Int64 // monotonic time of the last reception
+	last     atomic.Int64 // when packets arrived last, by the real-time clock
 
 	mu   sync.Mutex
 	errs []error
@@ -119,8 +123,10 @@ func StartUDP(ctx context.Context, from, to Netns, address netip.Addr, c UDPConf
 			return nil, err
 		}
 	}
+	listening, silence := context.WithCancel(ctx)
 	ctx, u.cancel = context.WithCancel(ctx)
-	u.receives.Go(func() { u.fail(u.receive()) })
+	u.silence = silence
+	u.receives.Go(func() { u.fail(u.receive(listening)) })
 	for i, conn := range u.senders {
 		u.sending.Go(func() { u.fail(u.send(ctx, i, conn)) })
 	}
@@ -145,13 +151,16 @@ func (u *UDP) send(ctx context.Context, flow int, conn *net.UDPConn) error {
 	start := time.Now()
 	// Flows that start in step would stay in step: each has its own share of the first interval.
 	due := interval * time.Duration(flow) / time.Duration(u.config.Flows)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for number := uint64(1); ; number++ {
 		elapsed := time.Since(start)
-		if wait := due - elapsed; wait > 0 {
+		if due > elapsed {
+			timer.Reset(due - elapsed)
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(wait):
+			case <-timer.C:
 			}
 		} else {
 			due = max(due, elapsed-udpCatchUp)
@@ -173,40 +182,70 @@ func (u *UDP) send(ctx context.Context, flow int, conn *net.UDPConn) error {
 	}
 }
 
-func (u *UDP) receive() error {
-	payload := make([]byte, udpPayloadMin)
-	var oob []byte
+func (u *UDP) receive(ctx context.Context) error {
+	raw, err := u.receiver.SyscallConn()
+	if err != nil {
+		return err
+	}
+	oobBytes := 0
 	if u.config.Delays {
-		oob = make([]byte, timestampSpace)
+		oobBytes = timestampSpace
 	}
+	// The rest of the packets is thrown away: nobody looks at it.
+	packets := newBatch(udpPayloadMin, oobBytes)
+	ticker := time.NewTicker(udpReceiveInterval)
+	defer ticker.Stop()
 	for {
-		// The rest of the packet is thrown away: nobody looks at it.
-		n, oobn, _, _, err := u.receiver.ReadMsgUDPAddrPort(payload, oob)
-		if errors.Is(err, net.ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("receive UDP: %w", err)
-		}
-		flow := binary.BigEndian.Uint32(payload)
-		if n < udpPayloadMin || int(flow) >= u.config.Flows {
-			return fmt.Errorf("receive UDP: a packet of %d bytes that is none of ours", n)
-		}
-		number := binary.BigEndian.Uint64(payload[4:])
-		if number < u.highest[flow] {
-			u.reordered++
-		}
-		u.highest[flow] = max(u.highest[flow], number)
-		if u.config.Delays {
-			at, err := receiveTime(oob[:oobn])
+		n := batchPackets
+		for n == batchPackets {
+			err := control(raw, func(fd int) (err error) {
+				n, err = packets.receive(fd)
+				return err
+			})
 			if err != nil {
-				return fmt.Errorf("receive UDP: %w", err)
+				return err
 			}
-			u.delays = append(u.delays, at.Sub(time.Unix(0, int64(binary.BigEndian.Uint64(payload[12:])))))
+			for i := range n {
+				if err := u.count(packets.packet(i)); err != nil {
+					return err
+				}
+			}
+			if n > 0 {
+				u.last.Store(time.Now().UnixNano())
+			}
 		}
-		u.received[flow].Add(1)
-		u.last.Store(time.Now().UnixNano())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
 	}
+}
+
+// count takes note of one packet.
+func (u *UDP) count(payload, oob []byte) error {
+	if len(payload) < udpPayloadMin {
+		return fmt.Errorf("receive UDP: a packet of %d bytes is none of ours", len(payload))
+	}
+	flow := binary.BigEndian.Uint32(payload)
+	if int(flow) >= u.config.Flows {
+		return fmt.Errorf("receive UDP: flow %d is none of ours", flow)
+	}
+	number := binary.BigEndian.Uint64(payload[4:])
+	if number < u.highest[flow] {
+		u.reordered++
+	}
+	u.highest[flow] = max(u.highest[flow], number)
+	u.received[flow].Add(1)
+	if !u.config.Delays {
+		return nil
+	}
+	at, err := receiveTime(oob)
+	if err != nil {
+		return fmt.Errorf("receive UDP: %w", err)
+	}
+	u.delays = append(u.delays, at.Sub(time.Unix(0, int64(binary.BigEndian.Uint64(payload[12:])))))
+	return nil
 }
 
 // Received is how many packets of each flow have arrived so far.
@@ -263,8 +302,9 @@ func (u *UDP) Stop(ctx context.Context) (UDPResult, error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	err := u.closeAll()
+	u.silence()
 	u.receives.Wait()
+	err := u.closeAll()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	r := UDPResult{Sent: u.Sent(), Received: u.Received(), Reordered: u.reordered, Delays: u.delays}
