@@ -163,10 +163,10 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	stats->bytes += bytes;
 	queue_stat->packets += packets;
 	queue_stat->bytes += bytes;
-	if (departure > now) {
+	if (departure > now)
 		stats->delayed_packets += packets;
+	if (departure > now || own > departure)
 		skb->tstamp = departure;
-	}
 	stats->sojourn_ns += sojourn * packets;
 	__u32 bucket = sojourn_bucket(sojourn);
 	if (bucket < SOJOURN_BUCKETS)

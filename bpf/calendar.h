@@ -19,6 +19,9 @@
 #define FREE_PROBES 8
 #define HINT_PROBES 4
 
+/* Ticks that one packet asks to repay what is overfilled. */
+#define REPAY_TICKS 32
+
 /* Ticks that are closed at once. After a longer silence the ones before count for nothing. */
 #define CLOSE_TICKS 16
 
@@ -71,9 +74,9 @@ static __always_inline bool tick_has_room(struct line *line, __u32 tick)
 /* Books bytes in a tick. Whoever is the first to use a tick of a new round clears its tallies; what
  * another CPU adds to those at that very moment is lost to the estimates, never to the line.
  */
-static __always_inline void tick_book(struct line *line, __u32 tick, __u32 bytes)
+static __always_inline void tick_book(struct calendar *calendar, __u32 tick, __u32 bytes)
 {
-	struct tick *at = tick_at(line, tick);
+	struct tick *at = &calendar->ticks[bounded(tick, CALENDAR_TICKS)];
 	__u64 word = *(volatile __u64 *)&at->stamp_and_bytes;
 
 	if (word >> 32 != tick) {
@@ -139,7 +142,7 @@ __noinline int line_close(__u32 now_tick, __u32 tick_bytes)
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
 	__u32 free = demand + floor < tick_bytes ? tick_bytes - demand : floor;
 	state->leftover_scale_q8 = ((__u64)tick_bytes << 8) / free;
-	if ((__s32)(now_tick - state->free_hint) > 0)
+	if (state->free_hint - now_tick >= CALENDAR_TICKS)
 		state->free_hint = now_tick;
 	return 0;
 }
@@ -148,7 +151,9 @@ static __always_inline void line_roll(struct line *line)
 {
 	__u32 closed = *(volatile __u32 *)&line->state->tick;
 
-	if ((__s32)(line->tick - closed) > 0)
+	/* Another CPU may be in the next tick already. Anything further off is no tick to come, but
+	 * one of long ago: tick numbers wrap. */
+	if (closed - line->tick >= CALENDAR_TICKS)
 		line_close(line->tick, line->tick_bytes);
 }
 
@@ -198,29 +203,47 @@ __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 	return tick;
 }
 
-/* What overfills a tick is taken from those after it that have room. */
-static __always_inline void line_repay(struct line *line, __u32 tick, __s64 overfill)
+struct repayment {
+	struct calendar *ticks;
+	__u32 tick;
+	__u32 tick_bytes;
+	__s64 debt;
+};
+
+static long line_repay_tick(__u32 index, struct repayment *repayment)
 {
-	struct line_state *state = line->state;
-	__s64 debt = state->debt_bytes;
+	__u32 tick = repayment->tick + index;
+	__u64 word = repayment->ticks->ticks[bounded(tick, CALENDAR_TICKS)].stamp_and_bytes;
+	__s64 room = repayment->tick_bytes;
 
-	if (overfill > 0) {
-		__sync_fetch_and_add(&state->debt_bytes, overfill);
-		debt += overfill;
+	if (word >> 32 == tick)
+		room -= (__u32)word;
+	if (room > repayment->debt)
+		room = repayment->debt;
+	if (room > 0) {
+		tick_book(repayment->ticks, tick, room);
+		repayment->debt -= room;
 	}
-	if (debt <= 0)
-		return;
-	for (int i = 0; i < 2; i++) {
-		__s64 room = (__s64)line->tick_bytes - tick_booked(line, tick);
-		__s64 pay = debt < room ? debt : room;
+	return repayment->debt <= 0; /* 1 ends the loop */
+}
 
-		if (pay > 0) {
-			tick_book(line, tick, pay);
-			__sync_fetch_and_add(&state->debt_bytes, -pay);
-			debt -= pay;
-		}
-		tick = later_tick(tick + 1, state->free_hint);
-	}
+/* Adds what overfills a tick to the debt, and takes the debt from the ticks after it that have
+ * room. A super-packet may be larger than many ticks: what they cannot repay yet, later packets
+ * will.
+ */
+static __noinline int line_repay(struct line *line, __u32 tick, __u32 overfill)
+{
+	struct repayment repayment = {
+	    .ticks = line->calendar,
+	    .tick = tick,
+	    .tick_bytes = line->tick_bytes,
+	    .debt = line->state->debt_bytes + overfill,
+	};
+	__s64 owed = repayment.debt;
+
+	bpf_loop(REPAY_TICKS, line_repay_tick, &repayment, 0);
+	__sync_fetch_and_add(&line->state->debt_bytes, overfill - (owed - repayment.debt));
+	return 0;
 }
 
 enum booking {
@@ -311,7 +334,7 @@ static __always_inline void line_book(struct line *line, const struct departure 
 		/* What time has passed unused cannot be used any more. */
 		lost = gone > booked ? gone - booked : 0;
 	}
-	tick_book(line, d->tick, bytes + lost);
+	tick_book(line->calendar, d->tick, bytes + lost);
 	booked += lost;
 
 	if (d->booking == BOOKED_FROM_LEFTOVER) {
@@ -330,7 +353,8 @@ static __always_inline void line_book(struct line *line, const struct departure 
 
 	__u32 already = booked > line->tick_bytes ? booked - line->tick_bytes : 0;
 	__u32 after = booked + bytes > line->tick_bytes ? booked + bytes - line->tick_bytes : 0;
-	line_repay(line, d->tick + 1, (__s64)after - already);
+	if (after > already || line->state->debt_bytes > 0)
+		line_repay(line, d->tick + 1, after - already);
 }
 
 #endif

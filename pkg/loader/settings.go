@@ -4,8 +4,11 @@ package loader
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -49,6 +52,11 @@ func (d *DataPath) Configure(s Settings) error {
 		DscpToTin:             s.DSCPToTin,
 	}
 	if s.Bandwidth != rates.Unlimited {
+		// Nothing can be booked beyond the calendar's end; the last quarter is left to what the
+		// search for a free tick adds.
+		span := time.Duration(len(dataPathCalendar{}.Ticks)*3/4) << tickShift(s.Bandwidth, s.FullPacketBytes)
+		config.LocalHorizonNs = min(config.LocalHorizonNs, uint64(span))
+		config.ForwardHorizonNs = min(config.ForwardHorizonNs, uint64(span))
 		config.TickShift = tickShift(s.Bandwidth, s.FullPacketBytes)
 		config.TickBytes = tickBytes(s.Bandwidth, config.TickShift)
 	}
@@ -56,10 +64,62 @@ func (d *DataPath) Configure(s Settings) error {
 		config.Tins[i].RateNsPerByteQ24 = rates.NsPerByteQ24(tin.Rate)
 		config.Tins[i].CeilNsPerByteQ24 = rates.NsPerByteQ24(tin.Ceil)
 	}
+	var before dataPathDeviceConfig
+	if err := d.objects.Config.Lookup(uint32(0), &before); err != nil {
+		return fmt.Errorf("read the data path's configuration: %w", err)
+	}
 	if err := d.objects.Config.Put(uint32(0), config); err != nil {
 		return fmt.Errorf("configure the data path: %w", err)
 	}
+	if before.TickShift == config.TickShift || before.TickShift == 0 || config.TickShift == 0 {
+		return nil
+	}
+	return d.rebook(before.TickShift, config.TickShift)
+}
+
+// rebook carries what is booked over to ticks of another length, which have other numbers. What is
+// booked in the microseconds that this takes may be forgotten; its departures stand all the same.
+func (d *DataPath) rebook(from, to uint32) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	var calendar dataPathCalendar
+	if err := d.objects.Calendar.Lookup(uint32(0), &calendar); err != nil {
+		return fmt.Errorf("read the calendar: %w", err)
+	}
+	calendar = rebooked(calendar, uint64(now.Nano()), from, to)
+	if err := d.objects.Calendar.Put(uint32(0), calendar); err != nil {
+		return fmt.Errorf("write the calendar: %w", err)
+	}
 	return nil
+}
+
+// rebooked is a calendar of ticks of 2^from ns in ticks of 2^to ns, from now on.
+func rebooked(old dataPathCalendar, nowNs uint64, from, to uint32) dataPathCalendar {
+	var calendar dataPathCalendar
+	ticks := uint64(len(old.Ticks))
+	for tick := nowNs >> from; tick < nowNs>>from+ticks; tick++ {
+		was := old.Ticks[tick%ticks]
+		if was.StampAndBytes>>32 != tick&math.MaxUint32 {
+			continue
+		}
+		// A tick that becomes several is spread over them; several that become one add up.
+		parts := max(uint64(1)<<from>>to, 1)
+		bytes := was.StampAndBytes & math.MaxUint32
+		for part := range parts {
+			number := (tick<<from)>>to + part
+			if number >= nowNs>>to+ticks {
+				break
+			}
+			at := &calendar.Ticks[number%ticks]
+			if at.StampAndBytes>>32 != number&math.MaxUint32 {
+				at.StampAndBytes = number << 32
+			}
+			at.StampAndBytes += (bytes + part) / parts
+		}
+	}
+	return calendar
 }
 
 const (
