@@ -91,7 +91,7 @@ func ensureKernel(ctx context.Context, log *slog.Logger, cacheDir, laneName stri
 	if err := os.MkdirAll(laneDir, 0o755); err != nil {
 		return kernel{}, fmt.Errorf("make the cache of lane %s: %w", laneName, err)
 	}
-	unlock, err := lockFile(filepath.Join(laneDir, "lock"))
+	unlock, err := lockFile(ctx, filepath.Join(laneDir, "lock"))
 	if err != nil {
 		return kernel{}, fmt.Errorf("lock the cache of lane %s: %w", laneName, err)
 	}
@@ -118,22 +118,26 @@ func ensureKernel(ctx context.Context, log *slog.Logger, cacheDir, laneName stri
 	}
 }
 
-// lockFile takes an exclusive lock that ends with the process at the latest.
-func lockFile(path string) (unlock func(), err error) {
+// lockFile waits for an exclusive lock, which ends with the process at the latest.
+func lockFile(ctx context.Context, path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	for {
-		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
-		if !errors.Is(err, syscall.EINTR) {
-			break
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, errors.Join(err, file.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), file.Close())
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return func() { _ = file.Close() }, nil
 }
 
 const currentFile = "current.json"
