@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package experiments
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cakectl/cakectl/lab/meter"
+	"github.com/cakectl/cakectl/lab/shaper"
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// Names become keys and headers; measures find their loads by name.
+func TestAllAreSound(t *testing.T) {
+	names := map[string]bool{}
+	for _, e := range All() {
+		if names[e.Name] {
+			t.Errorf("two experiments are called %s", e.Name)
+		}
+		names[e.Name] = true
+		if len(e.Loads) > meter.Classes {
+			t.Errorf("%s: %d loads, the meter tells %d apart", e.Name, len(e.Loads), meter.Classes)
+		}
+		loads := map[string]bool{}
+		for _, l := range e.Loads {
+			kinds := 0
+			for _, is := range []bool{l.TCP != nil, l.UDP != nil, l.Iperf != nil, l.Ping != nil} {
+				if is {
+					kinds++
+				}
+			}
+			if kinds != 1 {
+				t.Errorf("%s: load %s is of %d kinds", e.Name, l.Name, kinds)
+			}
+			if loads[l.Name] {
+				t.Errorf("%s: two loads are called %s", e.Name, l.Name)
+			}
+			loads[l.Name] = true
+			if u := l.UDP; u != nil && (u.TimesBandwidth > 0) == (u.BitsPerSecond > 0) {
+				t.Errorf("%s: load %s needs one rate", e.Name, l.Name)
+			}
+		}
+		measures := map[string]bool{}
+		for _, m := range e.Measures {
+			if measures[m.Name] {
+				t.Errorf("%s: two measures are called %s", e.Name, m.Name)
+			}
+			measures[m.Name] = true
+		}
+		if !slices.IsSortedFunc(e.Actions, func(a, b Action) int { return int(1000 * (a.At - b.At)) }) {
+			t.Errorf("%s: actions are not in the order of their time, which measures count on", e.Name)
+		}
+	}
+}
+
+// A load whose share is reported must not share the meter's class with another; pings are too small
+// to matter.
+func TestClassesAreApart(t *testing.T) {
+	for _, e := range All() {
+		classes := classifier(e.Loads)
+		for i, a := range e.Loads {
+			for _, b := range e.Loads[:i] {
+				if a.Ping == nil && b.Ping == nil && classes[a.dscp()] == classes[b.dscp()] {
+					t.Errorf("%s: loads %s and %s are one class", e.Name, a.Name, b.Name)
+				}
+			}
+		}
+	}
+}
+
+func TestJainIndex(t *testing.T) {
+	for _, test := range []struct {
+		counts flowCounts
+		want   float64
+	}{
+		{flowCounts{5, 5, 5, 5}, 1},
+		{flowCounts{8, 0, 0, 0}, 0.25},
+		{flowCounts{1, 3}, 0.8},
+	} {
+		if got := jainIndex(test.counts); got != test.want {
+			t.Errorf("jainIndex(%v) = %v, want %v", test.counts, got, test.want)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	var values []time.Duration
+	for i := range 200 {
+		values = append(values, time.Duration(200-i))
+	}
+	for q, want := range map[float64]time.Duration{0: 1, 0.5: 100, 0.99: 198, 1: 200} {
+		if got := quantile(values, q); got != want {
+			t.Errorf("quantile(1 to 200, %v) = %d, want %d", q, got, want)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	row := func(peer string, repeat int, goodput, idle float64) Row {
+		values := map[string]float64{}
+		for _, m := range mustLookup(t, "bulk").Measures {
+			values[m.Name] = 1
+		}
+		values["goodput"] = goodput
+		return Row{Experiment: "bulk", Peer: peer, Rate: 40e6, Queues: 8, Repeat: repeat, Values: values, Idle: idle}
+	}
+	broken := Row{Experiment: "bulk", Peer: "none", Rate: 40e6, Queues: 8, Error: "one\ntwo"}
+	var text strings.Builder
+	if err := Table(&text, []Row{row("cake", 0, 99, 50), row("htb", 0, 1234.6, 3), broken, row("cake", 1, 97, 60), row("cake", 2, 98.126, 70)}); err != nil {
+		t.Fatal(err)
+	}
+	want := `### bulk: Bulk alone: 4 TCP flows with CS1
+40mbit, 8 queues
+
+| shaper | goodput %           | Jain                | ping p50 ms         | ping p99 ms         | ping max ms         | 10ms p99 x          | 10ms max x          | 100ms max x         | idle %          |
+|--------|---------------------|---------------------|---------------------|---------------------|---------------------|---------------------|---------------------|---------------------|-----------------|
+| cake   | 98.13 (97.00–99.00) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 1.000 (1.000–1.000) | 60              |
+| htb    | 1235                | 1.000               | 1.000               | 1.000               | 1.000               | 1.000               | 1.000               | 1.000               | 3 (CPU-limited) |
+| none   | broken              | broken              | broken              | broken              | broken              | broken              | broken              | broken              | broken          |
+
+**Broken** none, run 1 is broken: one / two
+
+`
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+func mustLookup(t *testing.T, name string) Experiment {
+	t.Helper()
+	e, err := Lookup(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestCheck(t *testing.T) {
+	good := Plan{Experiments: []string{"tcp1"}, Peers: []string{"htb"}, Repeat: 1, Duration: time.Second}
+	if err := good.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Plan){
+		"no experiment": func(p *Plan) { p.Experiments = []string{"nothing"} },
+		"no shaper":     func(p *Plan) { p.Peers = []string{"nothing"} },
+		"repetitions":   func(p *Plan) { p.Repeat = 0 },
+		"at most":       func(p *Plan) { p.Duration = time.Hour },
+	} {
+		bad := good
+		change(&bad)
+		if err := bad.Check(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Check = %v, want an error with %q", err, want)
+		}
+	}
+}
+
+// run runs a plan with real traffic and returns its rows.
+func run(t *testing.T, p Plan) []Row {
+	t.Helper()
+	before := namespaces(t)
+	var rows []Row
+	if err := p.Run(t.Context(), func(r Row) { rows = append(rows, r) }); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != p.Runs() {
+		t.Errorf("%d rows, want %d", len(rows), p.Runs())
+	}
+	if diff := cmp.Diff(before, namespaces(t)); diff != "" {
+		t.Errorf("network namespaces are left (-before +after):\n%s", diff)
+	}
+	return rows
+}
+
+// Peers of this test are those that every kernel has.
+func TestRunMeasures(t *testing.T) {
+	for _, row := range run(t, Plan{
+		Experiments: []string{"tcp1", "step", "burst"}, Peers: []string{"none", "htb"},
+		Rates: rateList(40e6), Queues: []int{4}, Repeat: 1,
+		Duration: time.Second, Warmup: 100 * time.Millisecond, Details: true,
+	}) {
+		if row.Error != "" {
+			t.Errorf("%s with %s: %s", row.Experiment, row.Peer, row.Error)
+			continue
+		}
+		for _, m := range mustLookup(t, row.Experiment).Measures {
+			if _, ok := row.Values[m.Name]; !ok {
+				t.Errorf("%s with %s has no %s", row.Experiment, row.Peer, m.Name)
+			}
+		}
+		if !strings.Contains(row.Details, "qdisc") {
+			t.Errorf("%s with %s: details are %q", row.Experiment, row.Peer, row.Details)
+		}
+		if _, ok := row.Delays["ping"]; !ok {
+			t.Errorf("%s with %s has no delays of the ping", row.Experiment, row.Peer)
+		}
+		if row.Peer == "none" && row.Experiment != "tcp1" {
+			t.Errorf("%s was run without a shaper", row.Experiment)
+		}
+	}
+}
+
+// What cannot be set up is broken, says why, and has no numbers.
+func TestRunBroken(t *testing.T) {
+	rows := run(t, Plan{
+		Experiments: []string{"tcp1"}, Peers: []string{"cake", "none"}, Diffserv: "nonsense",
+		Rates: rateList(40e6), Queues: []int{4}, Repeat: 1, Duration: time.Second,
+	})
+	if rows[0].Error == "" || !strings.Contains(rows[0].Error, "attach cake") || rows[0].Values != nil {
+		t.Errorf("cake with nonsense: %+v, want an error and no values", rows[0])
+	}
+	if rows[1].Error != "" {
+		t.Errorf("the run after a broken one: %s", rows[1].Error)
+	}
+}
+
+func TestRunStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	before := namespaces(t)
+	p := Plan{
+		Experiments: []string{"tcp1"}, Peers: []string{"none"}, Rates: rateList(40e6), Queues: []int{2},
+		Repeat: 5, Duration: 10 * time.Second,
+	}
+	time.AfterFunc(300*time.Millisecond, cancel)
+	rows := 0
+	err := p.Run(ctx, func(Row) { rows++ })
+	if err == nil || rows != 1 {
+		t.Errorf("Run = %v after %d rows, want the end in the first", err, rows)
+	}
+	if diff := cmp.Diff(before, namespaces(t)); diff != "" {
+		t.Errorf("network namespaces are left (-before +after):\n%s", diff)
+	}
+}
+
+func TestPeersOfShapersOnly(t *testing.T) {
+	p := Plan{Peers: []string{"none", "htb", "fq"}}
+	if got, want := p.peers("step"), []string{"htb"}; !slices.Equal(got, want) {
+		t.Errorf("peers of step = %v, want %v", got, want)
+	}
+	if got := p.peers("tcp1"); len(got) != 3 {
+		t.Errorf("peers of tcp1 = %v, want all", got)
+	}
+}
+
+// Every shaper of the kernel can be attached, measured and changed where the kernel has it.
+func TestVMPeers(t *testing.T) {
+	requireVM(t)
+	p := Plan{
+		Experiments: []string{"step"}, Rates: rateList(40e6), Queues: []int{4}, Repeat: 1, Diffserv: "diffserv4",
+		Duration: time.Second, Warmup: 100 * time.Millisecond,
+	}
+	for _, peer := range shaper.Peers() {
+		if peer.Name != "cakectl" && peer.Name != "cake_mq" { // not in this image; not in every kernel
+			p.Peers = append(p.Peers, peer.Name)
+		}
+	}
+	for _, row := range run(t, p) {
+		if row.Error != "" {
+			t.Errorf("%s: %s", row.Peer, row.Error)
+		}
+	}
+	p.Experiments = []string{"tcp1"}
+	for _, row := range run(t, p) {
+		if row.Error != "" {
+			t.Errorf("%s: %s", row.Peer, row.Error)
+		}
+	}
+}
+
+func TestCPUTimes(t *testing.T) {
+	before, after := cpuTimes{idle: 100, total: 1000}, cpuTimes{idle: 150, total: 1200}
+	if got := after.idleSince(before); got != 25 {
+		t.Errorf("idleSince = %v, want 25", got)
+	}
+	now, err := readCPU()
+	if err != nil || now.total < now.idle || now.total == 0 {
+		t.Errorf("readCPU = %+v, %v", now, err)
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for x, want := range map[float64]string{0: "0.000", 0.01234: "0.012", 12.346: "12.35", 98765.4: "98765"} {
+		if got := number(x); got != want {
+			t.Errorf("number(%v) = %s, want %s", x, got, want)
+		}
+	}
+}
+
+// requireVM skips where the tests are not run in the VM, which has all the shapers.
+func requireVM(t *testing.T) {
+	t.Helper()
+	if os.Getenv("CAKECTL_VM") == "" {
+		t.Skip("only in the VM: go run ./internal/vm/run -test ./lab/experiments")
+	}
+}
+
+func rateList(list ...rates.Rate) []rates.Rate { return list }
+
+// namespaces lists the named network namespaces.
+func namespaces(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/run/netns")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), fmt.Sprintf("lab%d", os.Getpid())) {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package topo_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/lab/topo"
+)
+
+func TestPair(t *testing.T) {
+	const queues = 32
+	pair, err := topo.NewPair("topo-test", queues)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for device, namespace := range map[string]*topo.Namespace{topo.SenderDevice: pair.Sender, topo.ReceiverDevice: pair.Receiver} {
+		err := namespace.Do(func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			if a := link.Attrs(); a.NumTxQueues != queues || a.NumRxQueues != queues {
+				t.Errorf("%s has %d transmit and %d receive queues, want %d", device, a.NumTxQueues, a.NumRxQueues, queues)
+			}
+			neighbours, err := netlink.NeighList(link.Attrs().Index, unix.AF_INET)
+			if err != nil {
+				return err
+			}
+			want := 1
+			if device == topo.SenderDevice {
+				want = len(pair.ReceiverAddresses)
+			}
+			permanent := 0
+			for _, n := range neighbours {
+				if n.State == netlink.NUD_PERMANENT {
+					permanent++
+				}
+			}
+			if permanent != want {
+				t.Errorf("%s has %d permanent neighbours, want %d", device, permanent, want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if err := pair.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, namespace := range []*topo.Namespace{pair.Sender, pair.Receiver} {
+		if _, err := os.Stat(filepath.Join("/run/netns", namespace.Name)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", namespace.Name, err)
+		}
+	}
+}
+
+// A second pair of the same name fails and takes nothing of the first one with it.
+func TestPairTwice(t *testing.T) {
+	pair, err := topo.NewPair("topo-test", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := topo.NewPair("topo-test", 1); err == nil {
+		t.Error("a second pair of the same name was made")
+	}
+	err = pair.Sender.Do(func() error {
+		_, err := netlink.LinkByName(topo.SenderDevice)
+		return err
+	})
+	if err != nil {
+		t.Errorf("the first pair after that: %v", err)
+	}
+	if err := pair.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Do leaves no thread of the program in the namespace.
+func TestDoGoesBack(t *testing.T) {
+	namespace, err := topo.NewNamespace("topo-test-ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := namespace.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	home, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inside string
+	err = namespace.Do(func() (err error) {
+		inside, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if inside == home {
+		t.Errorf("Do ran in the namespace %s of the program", home)
+	}
+	threads, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		if _, err := strconv.Atoi(thread.Name()); err != nil {
+			t.Fatal(err)
+		}
+		at, err := os.Readlink(filepath.Join("/proc/self/task", thread.Name(), "ns/net"))
+		if err == nil && at != home {
+			t.Errorf("thread %s is in %s", thread.Name(), at)
+		}
+	}
+}
