@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-//go:build ignore
-
 /* Counts what arrives at a device, by millisecond and class.
  *
  * It hangs at the receiver's ingress and passes every packet on. Bytes are those of the frames as a
- * wire would carry them: a super-packet of N segments counts its headers N times. skb->wire_len does
- * not say that at ingress (it is the length without the link header, and headers count once).
+ * wire would carry them: a super-packet of N segments counts its headers N times. skb->wire_len
+ * does not say that at ingress (it is the length without the link header, and headers count once).
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -20,11 +18,11 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#define CLASSES	      8
-#define SLOTS	      65536 /* one a millisecond */
-#define DSCPS	      64
-#define NS_PER_SLOT   1000000ull
-#define DOFF_OFFSET   12 /* of the byte that holds the length of a TCP header, in its high half */
+#define CLASSES     8
+#define SLOTS       65536 /* one a millisecond */
+#define DSCPS       64
+#define NS_PER_SLOT 1000000ull
+#define DOFF_OFFSET 12 /* of the byte that holds the length of a TCP header, in its high half */
 
 struct slot {
 	__u64 bytes[CLASSES];
@@ -45,7 +43,8 @@ volatile const __u8 class_of_dscp[DSCPS];
 /* Outside the map's time, so not in any slot. */
 __u64 missed_bytes;
 
-static __always_inline __u32 transport_header_bytes(struct __sk_buff *skb, __u8 protocol, __u32 offset)
+static __always_inline __u32 transport_header_bytes(struct __sk_buff *skb, __u8 protocol,
+						    __u32 offset)
 {
 	__u8 doff;
 

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 
-//go:build ignore
-
-/* The plain way to shape with Earliest Departure Times, for comparison: one clock for everything that
- * leaves the device, as Cilium's bandwidth manager keeps one for a pod. A packet departs when all
- * packets before it have, at the rate; fq holds it until then.
+/* The plain way to shape with Earliest Departure Times, for comparison: one clock for everything
+ * that leaves the device, as Cilium's bandwidth manager keeps one for a pod. A packet departs when
+ * all packets before it have, at the rate; fq holds it until then.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
