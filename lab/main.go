@@ -20,19 +20,26 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cakectl/cakectl/internal/vm"
 	"github.com/cakectl/cakectl/lab/experiments"
 	"github.com/cakectl/cakectl/lab/shaper"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
-// guestProgram is where the lab itself is in the VM.
-const guestProgram = "/lab"
+// Where programs are in the VM.
+const (
+	guestLab     = "/lab"
+	guestPlan    = "/plan.json"
+	guestCakectl = "/cakectl"
+)
 
-// bootTime is allowed for a VM in addition to what its runs take, runOverhead for each run.
+// bootTime is allowed for a VM in addition to what its runs take, runOverhead for each run: a busy host
+// emulates slowly.
 const (
 	bootTime    = time.Minute
-	runOverhead = 30 * time.Second
+	runOverhead = 3 * time.Minute
 )
 
 func main() {
@@ -114,7 +121,7 @@ func split(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err
@@ -134,13 +141,26 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 		fmt.Fprintf(stderr, "%d/%d %s %s %v %dq run %d: %s\n", len(rows), o.plan.Runs(), row.Experiment, row.Peer, row.Rate, row.Queues, row.Repeat+1, status)
 	}
-	where := "this machine"
-	if o.native {
-		err = o.plan.Run(ctx, collect)
-	} else {
-		where, err = runVM(ctx, o, stderr, collect)
+	dir, err := os.MkdirTemp("", "cakectl-lab-")
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, report(o, rows, where, stdout))
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	cakectl := filepath.Join(dir, "cakectl")
+	if err := build(ctx, "./cmd/cakectl", cakectl, stderr); err != nil {
+		return err
+	}
+	var kernel string
+	if o.native {
+		o.plan.Cakectl = cakectl
+		if kernel, err = kernelRelease(); err == nil {
+			err = o.plan.Run(ctx, collect)
+		}
+	} else {
+		o.plan.Cakectl = guestCakectl
+		kernel, err = runVM(ctx, o, dir, map[string]string{guestCakectl: cakectl}, stderr, collect)
+	}
+	return errors.Join(err, report(o, args, rows, kernel, stdout))
 }
 
 func list(w io.Writer) error {
@@ -168,40 +188,28 @@ func runPlan(ctx context.Context, file string, stdout io.Writer) error {
 	return plan.Run(ctx, func(row experiments.Row) { _ = encoder.Encode(row) })
 }
 
-// runVM runs the plan in a VM, hands out the rows as they come, and returns the kernel's release.
-func runVM(ctx context.Context, o options, stderr io.Writer, emit func(experiments.Row)) (kernel string, err error) {
-	dir, err := os.MkdirTemp("", "cakectl-lab-")
-	if err != nil {
+// runVM runs the plan in a VM with files (guest path to host path), hands out the rows as they come,
+// and returns the kernel's release. It leaves files in dir.
+func runVM(ctx context.Context, o options, dir string, files map[string]string, stderr io.Writer, emit func(experiments.Row)) (kernel string, err error) {
+	files[guestLab], files[guestPlan] = filepath.Join(dir, "lab"), filepath.Join(dir, "plan.json")
+	if err := build(ctx, "./lab", files[guestLab], stderr); err != nil {
 		return "", err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	programs := map[string]string{guestProgram: "./lab", shaper.CakectlPath: "./cmd/cakectl"}
-	files := map[string]string{}
-	for guest, source := range programs {
-		binary := filepath.Join(dir, filepath.Base(guest))
-		if err := build(ctx, source, binary, stderr); err != nil {
-			return "", err
-		}
-		files[guest] = binary
 	}
 	text, err := json.Marshal(o.plan)
 	if err != nil {
 		return "", err
 	}
-	plan := filepath.Join(dir, "plan.json")
-	if err := os.WriteFile(plan, text, 0o644); err != nil {
+	if err := os.WriteFile(files[guestPlan], text, 0o644); err != nil {
 		return "", err
 	}
-	files["/plan.json"] = plan
-	rows := &rowReader{emit: emit, other: stderr}
 	result, err := vm.Run(ctx, vm.Config{
 		Lane:    o.lane,
 		SMP:     o.smp,
 		ICount:  !o.realTime,
 		Files:   files,
-		Steps:   []vm.Step{{Command: []string{guestProgram, "-plan", "/plan.json"}}},
+		Steps:   []vm.Step{{Command: []string{guestLab, "-plan", guestPlan}}},
 		Timeout: bootTime + time.Duration(o.plan.Runs())*(o.plan.Warmup+o.plan.Duration+runOverhead),
-		Stdout:  rows,
+		Stdout:  &rowReader{emit: emit, other: stderr},
 		Log:     slog.New(slog.NewTextHandler(stderr, nil)),
 	})
 	if err != nil {
@@ -251,12 +259,22 @@ func (r *rowReader) Write(text []byte) (int, error) {
 	}
 }
 
+// results is what -json writes.
+type results struct {
+	Command []string          `json:"command"`
+	Kernel  string            `json:"kernel"`
+	Time    time.Time         `json:"time"`
+	Plan    experiments.Plan  `json:"plan"`
+	Rows    []experiments.Row `json:"rows"`
+}
+
 // report prints the tables and says what is broken or missing.
-func report(o options, rows []experiments.Row, where string, stdout io.Writer) error {
-	fmt.Fprintf(stdout, "Kernel: %s; %v measured after %v; %d runs each, shapers interleaved.\n\n", where, o.plan.Duration, o.plan.Warmup, o.plan.Repeat)
+func report(o options, args []string, rows []experiments.Row, kernel string, stdout io.Writer) error {
+	fmt.Fprintf(stdout, "go run ./lab %s\n\n", strings.Join(args, " "))
+	fmt.Fprintf(stdout, "Kernel %s; %v measured after %v; %d runs each, shapers interleaved.\n\n", kernel, o.plan.Duration, o.plan.Warmup, o.plan.Repeat)
 	errs := []error{experiments.Table(stdout, rows)}
 	if o.json != "" {
-		text, err := json.MarshalIndent(rows, "", "\t")
+		text, err := json.MarshalIndent(results{args, kernel, time.Now(), o.plan, rows}, "", "\t")
 		if err == nil {
 			err = os.WriteFile(o.json, append(text, '\n'), 0o644)
 		}
@@ -275,4 +293,13 @@ func report(o options, rows []experiments.Row, where string, stdout io.Writer) e
 		errs = append(errs, fmt.Errorf("%d of %d runs are missing", missing, o.plan.Runs()))
 	}
 	return errors.Join(errs...)
+}
+
+// kernelRelease is this machine's uname -r.
+func kernelRelease() (string, error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	return unix.ByteSliceToString(name.Release[:]), nil
 }

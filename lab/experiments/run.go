@@ -34,6 +34,8 @@ type Plan struct {
 	Duration    time.Duration `json:"duration_ns"`
 	Warmup      time.Duration `json:"warmup_ns"`
 	Diffserv    string        `json:"diffserv"`
+	// Cakectl is the path of the program, where it runs.
+	Cakectl string `json:"cakectl"`
 	// Details keeps what the shapers' tools say at the end of each run.
 	Details bool `json:"details,omitempty"`
 }
@@ -158,7 +160,7 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(stateDir)) }()
-	shaped, err := peer.Attach(ctx, shaper.Target{Pair: pair, Rate: row.Rate, Diffserv: p.Diffserv, StateDir: stateDir})
+	shaped, err := peer.Attach(ctx, shaper.Target{Pair: pair, Rate: row.Rate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
 	if err != nil {
 		return err
 	}

@@ -22,9 +22,6 @@ import (
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
-// CakectlPath is where experiments look for the program.
-const CakectlPath = "/usr/local/bin/cakectl"
-
 const (
 	cakectlReady = 10 * time.Second
 	cakectlStop  = 5 * time.Second
@@ -74,7 +71,7 @@ func attachCakectl(ctx context.Context, t Target) (_ Shaped, err error) {
 func bits(rate rates.Rate) string { return strconv.FormatUint(uint64(rate), 10) + "bit" }
 
 func (c *cakectl) command(ctx context.Context, args ...string) *exec.Cmd {
-	args = append([]string{"netns", "exec", c.target.Pair.Sender.Name, CakectlPath, "--bpffs", filepath.Join(c.bpffs, "cakectl"), "--run-dir", c.runDir}, args...)
+	args = append([]string{"netns", "exec", c.target.Pair.Sender.Name, c.target.Cakectl, "--bpffs", filepath.Join(c.bpffs, "cakectl"), "--run-dir", c.runDir}, args...)
 	return exec.CommandContext(ctx, "ip", args...)
 }
 

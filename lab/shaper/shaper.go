@@ -21,6 +21,8 @@ type Target struct {
 	Rate rates.Rate
 	// Diffserv is the preset of tins, for the shapers that have tins.
 	Diffserv string
+	// Cakectl is the path of the program.
+	Cakectl string
 	// StateDir is an empty directory for files of the shaper.
 	StateDir string
 }
