@@ -322,7 +322,7 @@ func TestSignalWhileAttaching(t *testing.T) {
 	<-begun
 	daemon.signal(interrupted{syscall.SIGTERM})
 	s.ends(daemon, 128+int(syscall.SIGTERM))
-	wantContains(t, daemon.stderr.String(), "cakectl: interrupted by terminated: attach lo: put mq and fq in place: context canceled\n")
+	wantContains(t, daemon.stderr.String(), "cakectl: interrupted by SIGTERM: attach lo: put mq and fq in place: context canceled\n")
 	s.wantLeft()
 }
 

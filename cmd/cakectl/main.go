@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -24,7 +26,7 @@ func realMain() int {
 // interrupted is the cause of a context that a signal ended.
 type interrupted struct{ signal syscall.Signal }
 
-func (i interrupted) Error() string { return "interrupted by " + i.signal.String() }
+func (i interrupted) Error() string { return "interrupted by " + unix.SignalName(i.signal) }
 
 // exitStatus is what a shell makes of a process that the signal ends.
 func (i interrupted) exitStatus() int { return 128 + int(i.signal) }

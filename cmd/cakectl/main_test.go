@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 		},
 		"get":    get,
 		"served": served,
+		"anyhow": anyhow,
 	})
 }
 
@@ -53,6 +55,24 @@ func get() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// anyhow runs a command, hands it the signals that it gets, and ends with 0 however that ends.
+func anyhow() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	command := exec.Command(os.Args[1], os.Args[2:]...)
+	command.Stdout, command.Stderr = os.Stdout, os.Stderr
+	if err := command.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	go func() {
+		for s := range signals {
+			_ = command.Process.Signal(s) // it may have ended
+		}
+	}()
+	fmt.Println(command.Wait())
 }
 
 // served ends with 0 if a daemon answers for the device.
@@ -79,7 +99,7 @@ func TestSignals(t *testing.T) {
 		signal syscall.Signal
 	}{
 		{"ready", syscall.SIGHUP},
-		{"interrupted by hangup", syscall.SIGTERM},
+		{"interrupted by SIGHUP", syscall.SIGTERM},
 	} {
 		if !lines.Scan() || lines.Text() != step.line {
 			t.Errorf("got %q, want %q", lines.Text(), step.line)

@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -267,6 +268,34 @@ func TestNoAnswerIsNoDaemon(t *testing.T) {
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A daemon that is there, but may not be asked or does not answer, is not to be worked around.
+func TestSilenceIsNotNoDaemon(t *testing.T) {
+	dir := socketDir(t)
+	l := mustListen(t, dir) // and never serves
+	defer l.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		connection, err := l.socket.Accept()
+		cancel()
+		if err == nil {
+			defer connection.Close()
+			_, _ = io.Copy(io.Discard, connection)
+		}
+	}()
+	if _, err := NewClient(dir, device).Status(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, ErrNoDaemon) {
+		t.Errorf("cancelled: got %v", err)
+	}
+	client := NewClient(dir, device)
+	client.http.Timeout = time.Millisecond
+	if _, err := client.Status(t.Context()); err == nil || errors.Is(err, ErrNoDaemon) {
+		t.Errorf("too late: got %v", err)
+	}
+	client = NewClient(filepath.Join(dir, device+".sock"), device) // the socket is no directory
+	if _, err := client.Status(t.Context()); !errors.Is(err, unix.ENOTDIR) || errors.Is(err, ErrNoDaemon) {
+		t.Errorf("not reachable: got %v", err)
 	}
 }
 

@@ -103,12 +103,20 @@ func (c *Client) do(ctx context.Context, method, path string, body, answer any) 
 	return nil
 }
 
-// unanswered tells a daemon that is not there, or ended before it answered, from other failures.
+// unanswered tells a daemon that is not there, or ended before it answered, from one that we may not
+// ask or that does not answer in time. How a connection ends under a request has many names (EOF,
+// reset, broken pipe, net/http's own), so it is what remains.
 func unanswered(err error) error {
-	for _, gone := range []error{unix.ENOENT, unix.ECONNREFUSED, unix.ECONNRESET, unix.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
-		if errors.Is(err, gone) {
-			return fmt.Errorf("%w (%w)", ErrNoDaemon, err)
-		}
+	var op *net.OpError
+	dialled := !errors.As(err, &op) || op.Op != "dial"
+	missing := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
+	var waited net.Error
+	switch {
+	case errors.Is(err, context.Canceled), errors.As(err, &waited) && waited.Timeout():
+		return err
+	case dialled, missing:
+		return fmt.Errorf("%w (%w)", ErrNoDaemon, err)
+	default:
+		return err
 	}
-	return err
 }
