@@ -18,6 +18,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Namespace is a network namespace that other goroutines can work in.
+type Namespace struct{ handle netns.NsHandle }
+
+// Here is the namespace of the test.
+func Here(t testing.TB) Namespace {
+	t.Helper()
+	handle, err := netns.Get()
+	if err != nil {
+		t.Fatalf("get the network namespace: %v", err)
+	}
+	t.Cleanup(func() { handle.Close() })
+	return Namespace{handle}
+}
+
+// Do calls f in the namespace, on a thread that is used for nothing else.
+func (n Namespace) Do(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread ends with the goroutine
+		if err := netns.Set(n.handle); err != nil {
+			result <- err
+			return
+		}
+		result <- f()
+	}()
+	return <-result
+}
+
 // Names and addresses of the pair that [Veth] makes. The peer's address is known to be at the peer,
 // which takes packets and answers none.
 const (

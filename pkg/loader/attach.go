@@ -241,3 +241,17 @@ func (d *DataPath) Attached(device netlink.Link, a Attachment) (bool, error) {
 	tcx := info.TCX()
 	return tcx != nil && int(tcx.Ifindex) == device.Attrs().Index, nil
 }
+
+// Orphaned reports whether the device that the program was attached to is certainly gone. By clsact
+// there is no telling.
+func (d *DataPath) Orphaned() (bool, error) {
+	if d.tcx == nil {
+		return false, nil
+	}
+	info, err := d.tcx.Info()
+	if err != nil {
+		return false, fmt.Errorf("read the tcx link: %w", err)
+	}
+	tcx := info.TCX()
+	return tcx != nil && tcx.Ifindex == 0, nil
+}

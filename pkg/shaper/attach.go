@@ -75,7 +75,7 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 	case err != nil:
 		return nil, err
 	}
-	fresh, err := s.sweepUp(ctx, device)
+	fresh, err := s.sweepUp(ctx)
 	if err != nil || fresh {
 		err = errors.Join(err, s.Close())
 		if err != nil {
@@ -91,27 +91,52 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 
 // sweepUp removes what is left of a device that cannot be adopted: one that is gone, or whose
 // attach or detach was cut short. It reports whether it did.
-func (s *Shaper) sweepUp(ctx context.Context, device netlink.Link) (bool, error) {
-	netns, err := netnsID()
-	if err != nil {
-		return false, err
-	}
-	if s.record.Netns != netns {
-		return false, fmt.Errorf("%s is shaped in another network namespace (%d), and both would use the pins %s: give this one directories of its own (--bpffs, --run-dir)", s.name, s.record.Netns, s.env.pins(s.name))
-	}
-	if s.record.Ifindex != device.Attrs().Index {
-		s.log.Info("the device was made anew since it was attached; starting over", "device", s.name)
-		s.device = nil
-		return true, s.teardown(ctx)
-	}
-	if s.datapath == nil {
+func (s *Shaper) sweepUp(ctx context.Context) (bool, error) {
+	switch {
+	case s.device == nil:
+		if err := s.requireGone(); err != nil {
+			return false, err
+		}
+		s.log.Info("the device that was shaped is gone; starting over", "device", s.name)
+	case s.datapath == nil:
 		s.log.Info("an earlier attach or detach was cut short; restoring the device first", "device", s.name)
-		return true, s.teardown(ctx)
+	default:
+		return false, nil
 	}
-	return false, nil
+	return true, s.teardown(ctx)
 }
 
-func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Spec) (_ *Shaper, err error) {
+// requireGone refuses to clean up after a device that this process does not see but that may be
+// alive in another network namespace.
+func (s *Shaper) requireGone() error {
+	netns, err := netnsID()
+	if err != nil {
+		return err
+	}
+	if s.record.Netns == netns || s.datapath == nil {
+		return nil
+	}
+	gone, err := s.datapath.Orphaned()
+	if err != nil || gone {
+		return err
+	}
+	return fmt.Errorf("a device %s is shaped in another network namespace (%d) and has the pins %s: run this there, or give this namespace directories of its own (--bpffs, --run-dir)", s.name, s.record.Netns, s.env.pins(s.name))
+}
+
+func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Spec) (*Shaper, error) {
+	s, err := newShaper(env, device, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.run(ctx, s.steps()); err != nil {
+		// What was done has to be undone although ctx may be over.
+		return nil, errors.Join(err, s.teardown(context.WithoutCancel(ctx)), s.Close())
+	}
+	return s, nil
+}
+
+// newShaper notes what an attach has to know before it touches the device.
+func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) {
 	cfg, err := spec.Resolve(linkSpeed(spec.Device))
 	if err != nil {
 		return nil, err
@@ -124,7 +149,7 @@ func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Sp
 	if err != nil {
 		return nil, err
 	}
-	s := &Shaper{
+	return &Shaper{
 		env:    env,
 		log:    env.Log,
 		name:   spec.Device,
@@ -137,12 +162,7 @@ func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Sp
 			Spec:    spec,
 			Found:   found,
 		},
-	}
-	if err := s.run(ctx, s.steps()); err != nil {
-		// What was done has to be undone although ctx may be over.
-		return nil, errors.Join(err, s.teardown(context.WithoutCancel(ctx)), s.Close())
-	}
-	return s, nil
+	}, nil
 }
 
 // adopt completes a device that another process attached, and makes spec effective.
@@ -356,7 +376,11 @@ func open(env Env, device string) (*Shaper, error) {
 	if err != nil && !errors.As(err, &missing) {
 		return nil, fmt.Errorf("find %s: %w", device, err)
 	}
-	if err == nil && link.Attrs().Index == record.Ifindex {
+	netns, netnsErr := netnsID()
+	if netnsErr != nil {
+		return nil, netnsErr
+	}
+	if err == nil && link.Attrs().Index == record.Ifindex && netns == record.Netns {
 		s.device = link
 	}
 	s.datapath, err = loader.Open(env.pins(device))

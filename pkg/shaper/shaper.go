@@ -114,6 +114,11 @@ func (s *Shaper) Detach(ctx context.Context) error {
 	defer l.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.device == nil {
+		if err := s.requireGone(); err != nil {
+			return fmt.Errorf("detach %s: %w", s.name, err)
+		}
+	}
 	return s.teardown(ctx)
 }
 
