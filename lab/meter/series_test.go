@@ -97,3 +97,26 @@ func TestWindowsP99(t *testing.T) {
 		t.Errorf("Windows = %v, want a maximum of 200 and a p99 of 198 bytes a millisecond", got)
 	}
 }
+
+func TestHeldSince(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		series   *Series
+		from, to int
+		want     int
+	}{
+		{"held all the time", series(10, 10, 10, 10, 10, 10), 0, 6, 0},
+		{"from a step on", series(20, 20, 20, 10, 10, 10), 0, 6, 3},
+		{"windows may vary inside", series(9, 11, 9, 11, 9, 11), 0, 6, 0},
+		{"a late miss counts", series(10, 10, 10, 10, 10, 20), 0, 6, 5},
+		{"what is before does not", series(90, 90, 10, 10, 10, 10), 2, 6, 2},
+		{"what is after does not", series(10, 10, 10, 10, 90, 90), 0, 4, 0},
+		{"too short for a window", series(90), 0, 1, 0},
+	} {
+		// 10 bytes a millisecond are 80 kbit/s.
+		got := test.series.HeldSince(at(test.from), at(test.to), 2*time.Millisecond, 80e3, 0.05)
+		if got != at(test.want) {
+			t.Errorf("%s: held since %v, want %v", test.name, got, at(test.want))
+		}
+	}
+}
