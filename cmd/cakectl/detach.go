@@ -25,7 +25,7 @@ back to what they were before. A cakectl attach that runs for the device ends.`,
 }
 
 func (a *app) detach(ctx context.Context, device string) error {
-	err := a.on(device, func(d api.Device) error { return d.Detach(ctx) })
+	err := a.change("detach", device, func(d api.Device) error { return d.Detach(ctx) })
 	if err != nil {
 		return mustAttached(device, err)
 	}

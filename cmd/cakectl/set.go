@@ -40,7 +40,7 @@ packet is lost or reordered by it. What is not given stays as it is.`,
 }
 
 func (a *app) set(ctx context.Context, device string, change config.Change) error {
-	err := a.on(device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
+	err := a.change("set", device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
 	if kindOf(err) != api.KindNotAttached {
 		return err
 	}

@@ -77,3 +77,16 @@ func (a *app) on(device string, do func(api.Device) error) error {
 	}
 	return errors.Join(do(s), s.Close())
 }
+
+// change is on for verbs that change the device. A daemon's own rights count, not ours; without one
+// ours are checked before anything is touched.
+func (a *app) change(verb, device string, do func(api.Device) error) error {
+	return a.on(device, func(d api.Device) error {
+		if _, daemon := d.(*api.Client); !daemon {
+			if err := requireCapabilities(verb, device); err != nil {
+				return err
+			}
+		}
+		return do(d)
+	})
+}

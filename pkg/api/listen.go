@@ -46,7 +46,7 @@ func Listen(runDir, device string) (*Listener, error) {
 }
 
 func listen(runDir, path string) (*Listener, error) {
-	if err := os.MkdirAll(runDir, 0o755); err != nil {
+	if err := os.MkdirAll(runDir, 0o750); err != nil {
 		return nil, err
 	}
 	lock, err := lockFile(path + ".lock")
