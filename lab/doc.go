@@ -7,7 +7,8 @@
 //
 // It builds itself and cakectl, runs both in a VM (see package vm; -lane names the kernel, -native
 // uses the machine's own), and prints Markdown tables of medians with the smallest and largest value.
-// -json writes every single result, with flows, rates over time and delays. The exit status is 1 if a run was broken.
+// -json writes every single result, with flows, rates over time and delays; -details adds what the
+// shapers' own tools say. The exit status is 1 if a run was broken.
 //
 // The VM's clock counts instructions, one a nanosecond, so that the guest is a machine of one gigahertz
 // that nothing disturbs: results repeat, whatever else runs on the host, and a slow host only takes
