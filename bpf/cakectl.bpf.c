@@ -1,7 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The data path: an egress program that gives each packet an earliest departure time.
+/* The data path: an egress program that gives each packet an earliest departure time, which sch_fq
+ * under each transmit queue holds it until.
  *
- * Theory of operation: see docs/ARCHITECTURE.md.
+ * Theory of operation
+ *
+ * There is one pass over a packet, when it is enqueued, and no queue of our own: what is decided
+ * here stands. Each packet is sorted into a tin by its DSCP (frame.h), its transmit queue is
+ * foreseen (queue.h), and its flow is looked up among those of that queue and tin (flow.h).
+ *
+ * Two things decide its departure (calendar.h). The flow's guarantee is a clock that runs at the
+ * flow's part of the effective rate of its (queue, tin), which the controller plans from what is
+ * active. The calendar says how many bytes of the line are booked in each tick to come. A packet is
+ * booked at once if its flow is sparse, else where the line would stay idle, else in what the
+ * guaranteed flows leave free, and at the latest where its guarantee begins, in the first tick with
+ * room. So flows share equally, a ping does not wait, nothing is left idle, and no tick is sold
+ * twice, even if all the counts that guarantees are made from are wrong.
+ *
+ * A tin's ceiling is a clock of its own; it holds back what the tin takes from the leftover, and,
+ * beyond a slack, its guarantees.
+ *
+ * Rules that hold throughout: a flow's packets never leave out of order; a drop books nothing; a
+ * change of a rate resets no clock; what cannot be parsed is passed on, unshaped and counted; the
+ * verdict is always "unspecified", so that others' programs run too.
  */
 #include "activity.h"
 #include "calendar.h"
@@ -13,6 +33,7 @@
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT   2
 
+/* How far a tin's guarantees may run ahead of its ceiling together. */
 #define CEIL_SLACK_NS 10000000ULL
 
 static __always_inline int bypass(enum bypass_reason reason)
@@ -129,7 +150,6 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	    .tick = now >> (cfg->tick_shift & 63),
 	};
 
-	/* A tin's flows may run ahead of its ceiling together, by their guarantees, but not far. */
 	if (ceil > guarantee + CEIL_SLACK_NS)
 		guarantee = ceil - CEIL_SLACK_NS;
 	if (line.tick_bytes) {
