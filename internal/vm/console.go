@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	consoleLimit = 1 << 20 // bytes kept of the console
+	consoleLimit = 1 << 20 // bytes kept of the console, at least
 	tailLines    = 60      // lines of it shown with an error
 )
 
@@ -28,8 +28,9 @@ func (c *console) Write(piece []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.text = append(c.text, piece...)
-	if excess := len(c.text) - consoleLimit; excess > 0 {
-		c.text = append(c.text[:0], c.text[excess:]...)
+	// Cut back only once in a while: a cut moves everything that is kept.
+	if len(c.text) > 2*consoleLimit {
+		c.text = append(c.text[:0], c.text[len(c.text)-consoleLimit:]...)
 	}
 	if c.copy != nil {
 		_, _ = c.copy.Write(piece)

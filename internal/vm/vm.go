@@ -44,7 +44,8 @@ type Config struct {
 	Files map[string]string
 	// Steps run one after the other, each whatever became of the earlier ones.
 	Steps []Step
-	// Timeout bounds everything from power-on; 0 means two minutes.
+	// Timeout bounds everything from power-on; 0 means ten minutes. Be
+	// generous: on a busy host a boot can take ten times as long as on an idle one.
 	Timeout time.Duration
 	// Stdout receives what the steps print on their standard output and
 	// standard error; nil discards it.
@@ -182,7 +183,7 @@ func Run(ctx context.Context, config Config) (Result, error) {
 func (c Config) complete(ctx context.Context) (Config, error) {
 	c.SMP = cmp.Or(c.SMP, 1)
 	c.MemoryMiB = cmp.Or(c.MemoryMiB, 1024)
-	c.Timeout = cmp.Or(c.Timeout, 2*time.Minute)
+	c.Timeout = cmp.Or(c.Timeout, 10*time.Minute)
 	c.Log = cmp.Or(c.Log, slog.Default())
 	if c.Stdout == nil {
 		c.Stdout = io.Discard

@@ -193,7 +193,7 @@ func loadModule(module wire.Module) error {
 // openPort waits for the named virtio-serial port: the driver learns a port's
 // name from a message of the host, some time after it has found the device.
 func openPort(name string) (*os.File, error) {
-	const patience = 30 * time.Second
+	const patience = time.Minute
 	for start := time.Now(); time.Since(start) < patience; time.Sleep(5 * time.Millisecond) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 		if err != nil {
