@@ -163,6 +163,9 @@ func (s series) tin(device string, tin api.Tin) {
 		s.send("cakectl_tin_dropped_bytes_total", float64(bytes), device, tin.Name, reason)
 	}
 	for _, queue := range tin.Queues {
+		if queue.EffectiveRate == 0 {
+			continue // active, and not in the plan yet
+		}
 		s.send("cakectl_queue_effective_bytes_per_second", bytesPerSecond(queue.EffectiveRate), device, strconv.Itoa(queue.Queue), tin.Name)
 	}
 	s.sojourn(device, tin)

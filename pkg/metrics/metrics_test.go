@@ -57,7 +57,7 @@ func busy() api.Status {
 			ActiveQueues: 1, ActiveFlows: 32, SentBytes: 3_028_000, SentPackets: 2000, DelayedPackets: 1999,
 			DroppedPackets: map[string]uint64{"horizon": 3}, DroppedBytes: map[string]uint64{"horizon": 4542},
 			Sojourn: sojourn(10, 2000, 1.5),
-			Queues:  []api.TinQueue{{Queue: 1, EffectiveRate: bps(200 * rates.Mbit), Active: true, ActiveFlows: 32}},
+			Queues:  []api.TinQueue{{Queue: 1, EffectiveRate: bps(200 * rates.Mbit), Active: true, ActiveFlows: 32}, {Queue: 0, Active: true, ActiveFlows: 1}},
 		}, {
 			Name: "bulk", Rate: bps(12_500_000), Ceil: bps(20 * rates.Mbit),
 			DroppedPackets: map[string]uint64{"horizon": 0}, DroppedBytes: map[string]uint64{"horizon": 0},
