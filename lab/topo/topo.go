@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"runtime"
 
 	"github.com/vishvananda/netlink"
@@ -157,6 +158,9 @@ func NewPair(prefix string, queues int) (_ *Pair, err error) {
 	if err := neighbours(p.Sender, SenderDevice, rx, p.ReceiverAddresses...); err != nil {
 		return nil, err
 	}
+	if err := p.steerReceiver(); err != nil {
+		return nil, err
+	}
 	return p, neighbours(p.Receiver, ReceiverDevice, tx, SenderAddress)
 }
 
@@ -203,6 +207,23 @@ func neighbours(n *Namespace, device string, mac net.HardwareAddr, addresses ...
 		}
 		return nil
 	})
+}
+
+// steerReceiver makes one CPU receive all packets of a flow, as the hashing of a NIC does. A veth
+// device receives on the CPU that sends, and two of those could put packets into an order that they
+// did not have on the wire.
+func (p *Pair) steerReceiver() error {
+	if runtime.NumCPU() == 1 {
+		return nil
+	}
+	const script = `for queue in /sys/class/net/"$1"/queues/rx-*; do echo "$2" >"$queue"/rps_cpus; done`
+	mask := fmt.Sprintf("%x", uint32(1)<<min(runtime.NumCPU(), 31)-1)
+	// By ip, which mounts a /sys that shows the namespace's devices.
+	cmd := exec.Command("ip", "netns", "exec", p.Receiver.Name, "sh", "-e", "-c", script, "sh", ReceiverDevice, mask)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("steer what %s receives: %w: %s", ReceiverDevice, err, output)
+	}
+	return nil
 }
 
 // Close removes everything.
