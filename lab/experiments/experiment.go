@@ -76,6 +76,7 @@ const (
 	bestEffort = 0
 	cs1        = 8
 	af11       = 10
+	af41       = 34
 	ef         = 46
 )
 
@@ -150,6 +151,12 @@ func All() []Experiment {
 				ping,
 			},
 			Measures: slices.Concat([]Measure{total(), share("bulk"), share("best effort"), loss("call"), delay("call", 0.5), delay("call", 0.99), delay("call", 1)}, pingTimes, windows),
+		},
+		{
+			Name:     "tins",
+			About:    "Bulk (8 TCP flows, CS1), Best Effort (16) and Video (8, AF41), all saturating",
+			Loads:    []Load{tcp("bulk", 8, cs1), tcp("best effort", 16, bestEffort), tcp("video", 8, af41), ping},
+			Measures: slices.Concat([]Measure{total(), share("bulk"), share("best effort"), share("video")}, pingTimes, windows),
 		},
 		{
 			Name:     "bulk",

@@ -78,33 +78,6 @@ func TestClassesAreApart(t *testing.T) {
 	}
 }
 
-func TestJainIndex(t *testing.T) {
-	for _, test := range []struct {
-		counts flowCounts
-		want   float64
-	}{
-		{flowCounts{5, 5, 5, 5}, 1},
-		{flowCounts{8, 0, 0, 0}, 0.25},
-		{flowCounts{1, 3}, 0.8},
-	} {
-		if got := jainIndex(test.counts); got != test.want {
-			t.Errorf("jainIndex(%v) = %v, want %v", test.counts, got, test.want)
-		}
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	var values []time.Duration
-	for i := range 200 {
-		values = append(values, time.Duration(200-i))
-	}
-	for q, want := range map[float64]time.Duration{0: 1, 0.5: 100, 0.99: 198, 1: 200} {
-		if got := quantile(values, q); got != want {
-			t.Errorf("quantile(1 to 200, %v) = %d, want %d", q, got, want)
-		}
-	}
-}
-
 func TestTable(t *testing.T) {
 	row := func(peer string, repeat int, goodput, idle float64) Row {
 		values := map[string]float64{}

@@ -4,11 +4,11 @@ package experiments
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/cakectl/cakectl/lab/meter"
+	"github.com/cakectl/cakectl/lab/stats"
 	"github.com/cakectl/cakectl/lab/traffic"
 )
 
@@ -85,17 +85,8 @@ func goodput(load string) Measure {
 // everything.
 func jain(load string) Measure {
 	return Measure{"Jain", "", func(o *outcome) (float64, error) {
-		return jainIndex(o.flows[load]), nil
+		return stats.Jain(o.flows[load]), nil
 	}}
-}
-
-func jainIndex(counts flowCounts) float64 {
-	sum, squares := 0., 0.
-	for _, n := range counts {
-		sum += float64(n)
-		squares += float64(n) * float64(n)
-	}
-	return sum * sum / (float64(len(counts)) * squares)
 }
 
 // spread is the difference between the flows of a load that got most and least, as a share of the
@@ -152,7 +143,7 @@ func delay(load string, q float64) Measure {
 		if len(delays) == 0 {
 			return 0, fmt.Errorf("no packet of %s arrived", load)
 		}
-		return milliseconds(quantile(delays, q)), nil
+		return milliseconds(stats.Quantile(delays, q)), nil
 	}}
 }
 
@@ -190,13 +181,7 @@ func held(name string, action int, timesBandwidth float64) Measure {
 		if action+1 < len(o.acted) {
 			to = o.acted[action+1] - heldWindow
 		}
-		since := from
-		for t := from; t+heldWindow <= to; t += time.Millisecond {
-			ratio := o.series.Rate(t, t+heldWindow) / (timesBandwidth * o.bandwidth)
-			if math.Abs(ratio-1) > heldWithin {
-				since = t + time.Millisecond
-			}
-		}
+		since := o.series.HeldSince(from, to, heldWindow, timesBandwidth*o.bandwidth, heldWithin)
 		return milliseconds(since - from), nil
 	}}
 }
@@ -216,7 +201,7 @@ func pingTime(load string, q float64) Measure {
 		if len(r.RTTs) == 0 {
 			return 0, fmt.Errorf("none of %d pings was answered", r.Sent)
 		}
-		return milliseconds(quantile(r.RTTs, q)), nil
+		return milliseconds(stats.Quantile(r.RTTs, q)), nil
 	}}
 }
 
@@ -225,12 +210,6 @@ func quantileName(q float64) string {
 		return "max"
 	}
 	return fmt.Sprintf("p%g", 100*q)
-}
-
-// quantile is the smallest of the values that at least a share q of them are not above.
-func quantile(values []time.Duration, q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/cakectl/cakectl/lab/meter"
 	"github.com/cakectl/cakectl/lab/shaper"
+	"github.com/cakectl/cakectl/lab/stats"
 	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/lab/traffic"
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -447,7 +448,7 @@ func (t *trial) describe(o *outcome) {
 			continue
 		}
 		for percent := range 101 {
-			t.row.Delays[load.Name] = append(t.row.Delays[load.Name], milliseconds(quantile(delays, float64(percent)/100)))
+			t.row.Delays[load.Name] = append(t.row.Delays[load.Name], milliseconds(stats.Quantile(delays, float64(percent)/100)))
 		}
 	}
 }
