@@ -151,7 +151,7 @@ func (r recording) plot() (*plot.Plot, error) {
 	if err := addEnds(p, ends, seconds, sans(9)); err != nil {
 		return nil, err
 	}
-	return p, r.addChanges(p, highest, sans(8.5))
+	return p, r.addChanges(p, highest, sans(8))
 }
 
 // total adds the tins up.
