@@ -117,10 +117,11 @@ __noinline int line_close(__u32 now_tick, __u32 tick_bytes)
 		return 0;
 
 	struct line_state *state = &device_state->line;
-	__u32 tick = *(volatile __u32 *)&state->tick;
+	__u32 first = *(volatile __u32 *)&state->tick;
+	__u32 tick = first;
 	__s64 demand = state->demand;
 
-	if (__sync_val_compare_and_swap(&state->tick, tick, now_tick) != tick)
+	if (__sync_val_compare_and_swap(&state->tick, first, now_tick) != first)
 		return 0;
 	for (int i = 0; i < CLOSE_TICKS; i++) {
 		if (tick == now_tick)
@@ -142,6 +143,12 @@ __noinline int line_close(__u32 now_tick, __u32 tick_bytes)
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
 	__u32 free = demand + floor < tick_bytes ? tick_bytes - demand : floor;
 	state->leftover_scale_q8 = ((__u64)tick_bytes << 8) / free;
+
+	__s64 passed = now_tick - first;
+	__s64 leftover = state->leftover_bytes;
+	__s64 drained = passed < CALENDAR_TICKS ? passed * free : leftover;
+	__sync_fetch_and_add(&state->leftover_bytes, drained < leftover ? -drained : -leftover);
+
 	if (state->free_hint - now_tick >= CALENDAR_TICKS)
 		state->free_hint = now_tick;
 	return 0;
@@ -152,8 +159,8 @@ static __always_inline void line_roll(struct line *line)
 	__u32 closed = *(volatile __u32 *)&line->state->tick;
 
 	/* Another CPU may be in the next tick already. Anything further off is no tick to come, but
-	 * one of long ago: tick numbers wrap. */
-	if (closed - line->tick >= CALENDAR_TICKS)
+	 * one of long ago, or of another length: numbers wrap, and change with it. */
+	if (closed - line->tick >= CLOSE_TICKS)
 		line_close(line->tick, line->tick_bytes);
 }
 
@@ -291,9 +298,14 @@ static __always_inline struct departure line_find(struct line *line, __u64 guara
 		if ((__s32)(entitled - d.tick) > 0)
 			d.booking = BOOKED_FROM_LEFTOVER;
 	} else {
-		__u32 tick =
-		    later_ns(line->state->leftover_ns, later_ns(leftover_earliest, earliest)) >>
-		    line->shift;
+		/* Behind what was booked from the leftover before, at the rate that is left. */
+		__s64 ahead = line->state->leftover_bytes;
+		__u64 wait = ahead > 0 ? cost_ns(ahead, line->ns_per_byte_q24) *
+						 line->state->leftover_scale_q8 >>
+					     8
+				       : 0;
+		__u32 tick = later_ns(line->now + wait, later_ns(leftover_earliest, earliest)) >>
+			     line->shift;
 
 		if ((__s32)(entitled - tick) > 0)
 			tick = line_find_room(tick, line->tick_bytes);
@@ -338,13 +350,7 @@ static __always_inline void line_book(struct line *line, const struct departure 
 	booked += lost;
 
 	if (d->booking == BOOKED_FROM_LEFTOVER) {
-		struct line_state *state = line->state;
-		__u64 from = (line->now & ~0ULL << line->shift) +
-			     ((__u64)(d->tick - line->tick) << line->shift);
-
-		state->leftover_ns =
-		    later_ns(state->leftover_ns, from) +
-		    (cost_ns(bytes, line->ns_per_byte_q24) * state->leftover_scale_q8 >> 8);
+		__sync_fetch_and_add(&line->state->leftover_bytes, bytes);
 	} else {
 		__sync_fetch_and_add(&at->entitled, d->late ? 2 * bytes : bytes);
 	}

@@ -133,8 +133,8 @@ struct line_state {
 	__s64 demand;
 	/* tick_bytes / (tick_bytes - demand), with 8 fractional bits. */
 	__u64 leftover_scale_q8;
-	/* When all bytes booked from the leftover would have left at the leftover rate. */
-	__u64 leftover_ns;
+	/* Bytes booked from the leftover that ticks with that much to spare have not passed yet. */
+	__s64 leftover_bytes;
 	/* Bytes by which ticks are overfilled and that no later tick has repaid yet. */
 	__s64 debt_bytes;
 };
@@ -166,7 +166,8 @@ struct tin_counters {
 	__u64 delayed_packets;
 	__u64 sojourn_ns;
 	struct drop_count drops[DROP_REASONS];
-	/* Bucket i counts packets with a sojourn below 2^i microseconds (and not below 2^(i-1)). */
+	/* Bucket i counts packets with a sojourn below 2^i units of 1,024 ns, and not below
+	 * 2^(i-1). */
 	__u64 sojourn[SOJOURN_BUCKETS];
 };
 

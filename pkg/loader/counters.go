@@ -30,8 +30,8 @@ type TinCounters struct {
 	Packets, Bytes, DelayedPackets uint64
 	// Drops is indexed by [DropReason].
 	Drops []Drops
-	// Sojourn is the time between enqueue and departure of all packets passed: the sum over super-packets, and how many segments
-	// were below each [SojournBounds].
+	// Sojourn is the time between enqueue and departure of what was sent: its sum over all packets,
+	// and how many packets fall into each bucket of [SojournBound].
 	SojournSum     time.Duration
 	SojournBuckets []uint64
 }

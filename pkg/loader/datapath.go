@@ -99,7 +99,7 @@ func Load(options Options) (*DataPath, error) {
 	}
 	d := &DataPath{queues: options.Queues}
 	if err := spec.LoadAndAssign(&d.objects, nil); err != nil {
-		return nil, fmt.Errorf("load the data path: %w", explain(err))
+		return nil, fmt.Errorf("load the data path: %w", err)
 	}
 	return d, nil
 }
@@ -139,14 +139,6 @@ func haveKernelContext() bool {
 	}
 	var fn *btf.Func
 	return kernel.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil
-}
-
-func explain(err error) error {
-	var verifier *ebpf.VerifierError
-	if errors.As(err, &verifier) {
-		return fmt.Errorf("%+v", verifier)
-	}
-	return err
 }
 
 // pinned lists every map by the name it is pinned under.

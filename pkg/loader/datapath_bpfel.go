@@ -69,7 +69,7 @@ type dataPathDeviceState struct {
 		FreeHint        uint32
 		Demand          int64
 		LeftoverScaleQ8 uint64
-		LeftoverNs      uint64
+		LeftoverBytes   int64
 		DebtBytes       int64
 	}
 	_    [24]byte

@@ -41,7 +41,7 @@ func newInjected(t testing.TB, options Options, settings Settings) *injected {
 	// The released program is in the object too, under its own name.
 	collection, err := ebpf.NewCollection(spec)
 	if err != nil {
-		t.Fatalf("%v", explain(err))
+		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(collection.Close)
 	if err := collection.Assign(&in.objects.dataPathMaps); err != nil {

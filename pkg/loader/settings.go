@@ -38,6 +38,14 @@ type TinSettings struct {
 
 // Configure makes the data path follow the settings from the next packet on.
 func (d *DataPath) Configure(s Settings) error {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	return d.configure(s, uint64(now.Nano()))
+}
+
+func (d *DataPath) configure(s Settings, nowNs uint64) error {
 	if s.Queues < 1 || s.Queues > d.queues {
 		return fmt.Errorf("configure the data path: %d transmit queues, the maps have room for %d", s.Queues, d.queues)
 	}
@@ -74,21 +82,17 @@ func (d *DataPath) Configure(s Settings) error {
 	if before.TickShift == config.TickShift || before.TickShift == 0 || config.TickShift == 0 {
 		return nil
 	}
-	return d.rebook(before.TickShift, config.TickShift)
+	return d.rebook(nowNs, before.TickShift, config.TickShift)
 }
 
 // rebook carries what is booked over to ticks of another length, which have other numbers. What is
 // booked in the microseconds that this takes may be forgotten; its departures stand all the same.
-func (d *DataPath) rebook(from, to uint32) error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("read the clock: %w", err)
-	}
+func (d *DataPath) rebook(nowNs uint64, from, to uint32) error {
 	var calendar dataPathCalendar
 	if err := d.objects.Calendar.Lookup(uint32(0), &calendar); err != nil {
 		return fmt.Errorf("read the calendar: %w", err)
 	}
-	calendar = rebooked(calendar, uint64(now.Nano()), from, to)
+	calendar = rebooked(calendar, nowNs, from, to)
 	if err := d.objects.Calendar.Put(uint32(0), calendar); err != nil {
 		return fmt.Errorf("write the calendar: %w", err)
 	}

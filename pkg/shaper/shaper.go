@@ -126,6 +126,7 @@ func (s *Shaper) Detach(ctx context.Context) error {
 // another failed; the record goes last, so that a detach that failed can be repeated.
 func (s *Shaper) teardown(ctx context.Context) error {
 	var errs []error
+	errs = append(errs, s.lookAgain())
 	if s.datapath != nil {
 		errs = append(errs, s.datapath.Detach(s.device, s.record.Attachment, s.env.pins(s.name)))
 	}

@@ -5,10 +5,13 @@ package shaper
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/loader"
@@ -30,6 +33,9 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		Queues:    api.Queues{Total: s.queuesInUse()},
 		Bypassed:  map[string]uint64{},
 		Daemon:    s.env.controllerPID(s.name),
+	}
+	if err := s.lookAgain(); err != nil {
+		return status, err
 	}
 	if s.device != nil {
 		now, err := qdisc.Capture(s.device)
@@ -62,6 +68,22 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 	}
 	status.Controller, err = s.controllerStatus()
 	return status, err
+}
+
+// lookAgain forgets a device that is gone. One that is made anew has another index, so it stays gone.
+func (s *Shaper) lookAgain() error {
+	if s.device == nil {
+		return nil
+	}
+	_, err := netlink.LinkByIndex(s.device.Attrs().Index)
+	var missing netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &missing):
+		s.device = nil
+	case err != nil:
+		return fmt.Errorf("find %s: %w", s.name, err)
+	}
+	return nil
 }
 
 // problems lists, in words, what keeps the rates from being enforced.
