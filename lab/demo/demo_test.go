@@ -214,10 +214,7 @@ func TestMeterClasses(t *testing.T) {
 // A stage mounts file systems over those of the machine: it must not do so in the machine's own
 // mount namespace.
 func TestStageNeedsOwnMounts(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can compare with the mount namespace of process 1")
-	}
-	if err := runStage(t.Context(), "cakectl", filepath.Join(t.TempDir(), recordingFile), io.Discard); err == nil || !strings.Contains(err.Error(), "mount namespace") {
+	if err := runStage(t.Context(), "cakectl", filepath.Join(t.TempDir(), recordingFile), io.Discard); !errors.Is(err, errNoOwnMounts) {
 		t.Errorf("the stage began in this mount namespace: %v", err)
 	}
 }

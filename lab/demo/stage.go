@@ -81,17 +81,19 @@ func runStage(ctx context.Context, cakectl, recordingFile string, out io.Writer)
 	return recording.write(recordingFile)
 }
 
-// requireOwnMounts makes sure that nobody else sees what is mounted.
+// requireOwnMounts makes sure that what is mounted here is not seen where this process comes from.
 func requireOwnMounts() error {
-	var ours, first unix.Stat_t
-	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &ours), unix.Stat("/proc/1/ns/mnt", &first)); err != nil {
+	var ours, parents unix.Stat_t
+	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &ours), unix.Stat(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()), &parents)); err != nil {
 		return fmt.Errorf("compare mount namespaces: %w", err)
 	}
-	if ours.Ino == first.Ino {
-		return errors.New("this part needs a mount namespace of its own")
+	if ours.Ino == parents.Ino {
+		return errNoOwnMounts
 	}
 	return nil
 }
+
+var errNoOwnMounts = errors.New("this part needs a mount namespace of its own")
 
 // mountSys shows the devices of the thread's network namespace below /sys, and makes a place for
 // pins there.
