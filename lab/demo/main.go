@@ -32,15 +32,28 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	if ctx.Err() != nil {
-		err = errors.New("interrupted; everything is taken down")
-	}
 	stop()
 	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return
+	case err != errSaid:
 		fmt.Fprintln(os.Stderr, "demo:", err)
-		os.Exit(1)
+	}
+	os.Exit(1)
+}
+
+// errSaid is a failure that a part has told about already, or that the whole will.
+var errSaid = errors.New("a part of the demo failed")
+
+// also adds an error of cleaning up.
+func also(err, cleanup error) error {
+	switch {
+	case cleanup == nil:
+		return err
+	case err == nil, err == errSaid:
+		return cleanup
+	default:
+		return errors.Join(err, cleanup)
 	}
 }
 
@@ -87,14 +100,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	switch o.part {
 	case partPerform:
-		return perform(ctx, o.cakectl, o.recording, stdout)
+		err = perform(ctx, o.cakectl, o.recording, stdout)
 	case partStage:
-		return runStage(ctx, o.cakectl, o.recording, stdout)
+		err = runStage(ctx, o.cakectl, o.recording, stdout)
 	case "":
-		return whole(ctx, o, stdout)
+		err = whole(ctx, o, stdout)
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
 	default:
-		return fmt.Errorf("there is no part %q", o.part)
+		err = fmt.Errorf("there is no part %q", o.part)
 	}
+	return err
 }
 
 // whole is the demo: it finds a place, has the stage performed there, and shows what came of it.
@@ -104,7 +121,7 @@ func whole(ctx context.Context, o options, stdout io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = also(err, os.RemoveAll(dir)) }()
 	reason := "as asked for"
 	if !o.forceVM {
 		reason = lacking()

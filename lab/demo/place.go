@@ -108,7 +108,7 @@ func perform(ctx context.Context, cakectl, recording string, stdout io.Writer) e
 	cmd.WaitDelay = stageEnd
 	err = cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
-		return errors.New("it broke off")
+		return errSaid
 	}
 	return err
 }
@@ -148,8 +148,13 @@ func virtually(ctx context.Context, lane, reason, dir string, stdout io.Writer) 
 	for _, warning := range result.Warnings {
 		fmt.Fprintf(stdout, "the kernel of the virtual machine says: %s\n", warning)
 	}
-	if result.ExitCode() != 0 {
-		return recording{}, errors.New("it broke off in the virtual machine")
+	switch step := result.Steps[0]; {
+	case step.Error != "":
+		return recording{}, errors.New(step.Error)
+	case step.Signal != "":
+		return recording{}, fmt.Errorf("in the virtual machine, %s ended the demo", step.Signal)
+	case step.ExitCode != 0:
+		return recording{}, errSaid
 	}
 	return readRecording(filepath.Join(dir, recordingFile))
 }

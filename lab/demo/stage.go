@@ -57,7 +57,7 @@ func runStage(ctx context.Context, cakectl, recordingFile string, out io.Writer)
 	if s.pair, err = topo.NewPair("demo", queues); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.pair.Close()) }()
+	defer func() { err = also(err, s.pair.Close()) }()
 	if err := s.pair.Sender.Do(mountSys); err != nil {
 		return err
 	}
@@ -72,9 +72,12 @@ func runStage(ctx context.Context, cakectl, recordingFile string, out io.Writer)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.pair.Receiver.Do(s.meter.Close)) }()
-	defer func() { err = errors.Join(err, s.abandon()) }()
+	defer func() { err = also(err, s.pair.Receiver.Do(s.meter.Close)) }()
+	defer func() { err = also(err, s.abandon()) }()
 	recording, err := tell(ctx, s)
+	if ctx.Err() != nil {
+		return errSaid
+	}
 	if err != nil {
 		return err
 	}
