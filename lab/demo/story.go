@@ -41,7 +41,7 @@ const (
 // What counts as held, and what is demanded beyond that.
 const (
 	within        = 0.05
-	heldWindow    = 100 * time.Millisecond
+	window        = 100 * time.Millisecond
 	changeTime    = 100 * time.Millisecond
 	pingLimit     = 5 * time.Millisecond
 	fairnessLimit = 0.95
@@ -137,6 +137,11 @@ func (p *story) checkRate(what string, got, want float64) {
 	p.checkBetween(what, got, want*(1-within), want*(1+within))
 }
 
+// checkHighest checks the highest rate of any window.
+func (p *story) checkHighest(got, rate float64) {
+	p.check(got <= rate*(1+within), fmt.Sprintf("highest window of %v", window), "at most "+megabits(rate*(1+within)), megabits(got))
+}
+
 func (p *story) checkBetween(what string, got, least, most float64) {
 	p.check(least <= got && got <= most, what, fmt.Sprintf("%.1f to %s", least/mbit, megabits(most)), megabits(got))
 }
@@ -219,7 +224,11 @@ func (p *story) shape(ctx context.Context) error {
 	if len(pings.RTTs) == 0 {
 		return fmt.Errorf("none of %d pings was answered", pings.Sent)
 	}
-	total, err := p.showRates(ctx, from, to)
+	series, err := p.meter.Read()
+	if err != nil {
+		return err
+	}
+	total, err := p.showRates(ctx, series, from, to)
 	if err != nil {
 		return err
 	}
@@ -231,6 +240,7 @@ func (p *story) shape(ctx context.Context) error {
 	p.say("The %d best-effort flows have equal parts: Jain's index %.3f", len(after), jain)
 	p.say("Ping beside them, %d times: half within %s, 99 %% within %s", pings.Sent, milliseconds(p50), milliseconds(p99))
 	p.checkRate(fmt.Sprintf("rate under %d TCP flows", tcpFlows), total, bandwidth)
+	p.checkHighest(series.Windows(from, to, window).Max, bandwidth)
 	p.check(jain >= fairnessLimit, "Jain's index, best effort", fmt.Sprintf("at least %v", fairnessLimit), fmt.Sprintf("%.3f", jain))
 	p.check(p99 <= pingLimit, "ping under load, p99", "at most "+milliseconds(pingLimit), milliseconds(p99))
 	return nil
@@ -252,11 +262,7 @@ func (p *story) startLoad(ctx context.Context, l load) (err error) {
 }
 
 // showRates prints what arrived of each tin, and returns the sum.
-func (p *story) showRates(ctx context.Context, from, to time.Duration) (total float64, err error) {
-	series, err := p.meter.Read()
-	if err != nil {
-		return 0, err
-	}
+func (p *story) showRates(ctx context.Context, series *meter.Series, from, to time.Duration) (total float64, err error) {
 	status, err := p.daemon.Status(ctx)
 	if err != nil {
 		return 0, err
@@ -302,16 +308,9 @@ func (p *story) changeBandwidth(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		series, err := p.meter.Read()
-		if err != nil {
+		if err := p.judgeRate(step.text, step.rate, begin, end); err != nil {
 			return err
 		}
-		now := meter.Now()
-		held := series.HeldSince(begin, now, heldWindow, step.rate, within)
-		rate := series.Rate(now-afterChange+settling, now)
-		p.say("At the receiver: %s, held from %s after the command began (it ran for %s)", megabits(rate), milliseconds(held-begin), milliseconds(end-begin))
-		p.checkRate("rate after set to "+step.text, rate, step.rate)
-		p.check(held-end <= changeTime, "time until "+step.text+" holds", "at most "+milliseconds(changeTime), milliseconds(max(held-end, 0)))
 	}
 	after, err := p.troubles(ctx)
 	if err != nil {
@@ -320,6 +319,29 @@ func (p *story) changeBandwidth(ctx context.Context) error {
 	dropped, disordered := after.dropped-before.dropped, after.disordered-before.disordered
 	p.say("Meanwhile: %d packets dropped, %d TCP segments out of order at the receiver", dropped, disordered)
 	p.check(dropped == 0 && disordered == 0, "packets lost or out of order", "0", fmt.Sprint(dropped+disordered))
+	return nil
+}
+
+// judgeRate tells how soon a new rate was reached, and how it was kept until now. The command that
+// set it ran from begin to end.
+func (p *story) judgeRate(what string, rate float64, begin, end time.Duration) error {
+	series, err := p.meter.Read()
+	if err != nil {
+		return err
+	}
+	now := meter.Now()
+	reached, ok := series.ReachedAt(begin, now, window, rate, within)
+	if !ok {
+		p.say("At the receiver: never the new rate, but %s on average", megabits(series.Rate(end, now)))
+		p.check(false, what+" reached", "at most "+milliseconds(changeTime)+" later", "never")
+		return nil
+	}
+	mean, highest := series.Rate(reached, now), series.Windows(reached, now, window).Max
+	p.say("At the receiver: the new rate from %s after the command began (it ran for %s)", milliseconds(reached-begin), milliseconds(end-begin))
+	p.say("From then on %s, and %s in the highest window of %s", megabits(mean), megabits(highest), window)
+	p.check(reached-end <= changeTime, what+" reached", "at most "+milliseconds(changeTime)+" later", milliseconds(max(reached-end, 0)))
+	p.checkRate("rate from then on", mean, rate)
+	p.checkHighest(highest, rate)
 	return nil
 }
 

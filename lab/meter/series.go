@@ -116,3 +116,14 @@ func (s *Series) HeldSince(from, to, length time.Duration, rate, within float64)
 	}
 	return since
 }
+
+// ReachedAt is when a rate (in bits per second) was reached: the beginning of the first window of a
+// length, from the first time on, that is within a share of it. ok is false if there is none by to.
+func (s *Series) ReachedAt(from, to, length time.Duration, rate, within float64) (t time.Duration, ok bool) {
+	for t := from; t+length <= to; t += time.Millisecond {
+		if math.Abs(s.Rate(t, t+length)/rate-1) <= within {
+			return t, true
+		}
+	}
+	return 0, false
+}

@@ -120,3 +120,24 @@ func TestHeldSince(t *testing.T) {
 		}
 	}
 }
+
+func TestReachedAt(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		series *Series
+		want   int // -1 is never
+	}{
+		{"at once", series(10, 10, 20, 20), 0},
+		{"after a step", series(20, 20, 20, 10, 10), 3},
+		{"after a slope", series(1, 5, 8, 9, 10), -1},
+		{"not for good", series(20, 10, 10, 30, 30), 1},
+		{"in the last window", series(0, 0, 0, 10, 10), 3},
+		{"never", series(20, 20, 20), -1},
+	} {
+		// 10 bytes a millisecond are 80 kbit/s.
+		got, ok := test.series.ReachedAt(at(0), at(len(test.series.slots)), 2*time.Millisecond, 80e3, 0.04)
+		if ok != (test.want >= 0) || ok && got != at(test.want) {
+			t.Errorf("%s: reached at %v, %t; want %d ms", test.name, got, ok, test.want)
+		}
+	}
+}
