@@ -84,8 +84,12 @@ func (r recording) draw(dir, copySVG string) ([]string, error) {
 	return files, err
 }
 
-// withMargins keeps text off the edges.
-func withMargins(c draw.Canvas) draw.Canvas { return draw.Crop(c, margin, -margin, margin, -margin) }
+// withMargins keeps text off the edges of a white canvas.
+func withMargins(c draw.Canvas) draw.Canvas {
+	c.SetColor(color.White)
+	c.Fill(c.Rectangle.Path())
+	return draw.Crop(c, margin, -margin, margin, -margin)
+}
 
 // renderSVG names fonts that browsers have beside the one that the picture is set in.
 func renderSVG(p *plot.Plot) ([]byte, error) {
