@@ -40,7 +40,8 @@ install: build ## install the program under PREFIX (/usr/local)
 
 .PHONY: demo
 demo: setup-run ## shape real traffic and show it, in a VM where this kernel has no sch_fq
-	$(GO) run ./lab/demo
+	@echo 'building the demo (the first time, that takes a minute or two) ...'
+	@$(GO) run ./lab/demo
 
 ##@ Test
 
