@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+// Package model is the data path's pacing rule in Go, slow and obvious: the yardstick that the BPF program is tested
+// against, and the place to try a change of the rule. [Path.Enqueue] is the whole of it.
+//
+// # The question
+//
+// A packet's departure is decided once, when it is enqueued; there is no queue to change one's mind in. A rule that gives
+// each packet the earlier of two clocks, that of the whole line (a FIFO) and that of its flow's guarantee, promises the
+// same milliseconds twice: to those who booked them from the leftover, and to those who come later with a guarantee.
+// Simulated at 40 Mbit/s, 32 TCP flows that start together leave at 2.6 times the rate in 10 ms and 1.17 times in
+// 100 ms, and a UDP flood takes 1.7 times its share from 4 TCP flows. Bounding the debt afterwards helps neither.
+//
+// # The line is a calendar
+//
+// Time is divided into ticks of about 1 ms, or four full packets at low rates, and each tick knows the bytes booked in
+// it. A full tick takes nothing more, so no tick is sold twice, whatever the flow counts say and whether or not a
+// controller lives. What overfills a tick (a packet that starts in it and ends in the next, a boost) is repaid from the
+// first ticks with room, to the byte. A packet is booked in one of four ways, tried in this order:
+//
+//   - Boost. A flow that was not sending (its guarantee clock and its last departure are past) does not wait: its packet
+//     leaves now, if it is no larger than a full packet and boosts take no more than a quarter of the tick. Handshakes,
+//     pings, calls.
+//   - Use it or lose it. Room in this tick or the next is nobody's loss.
+//   - Leftover. Room further out than that is for those who will come with a guarantee, as far as they will come. How
+//     much they take is the mean demand of the last 64 ticks; what it leaves is the rate of the leftover clock. A packet
+//     that this clock, with room there, lets leave before its guarantee does so.
+//   - Guarantee. The first room at or after the flow's guarantee clock.
+//
+// # Details that matter
+//
+// Only backlogged flows count: those whose packet finds the guarantee clock or their last departure in the future. So
+// trickles shrink nobody's guarantee, however many they are. A flow counts until the epoch after its last departure, not
+// its last packet: one that waits long, because it is starved, must not drop out of the count that would help it.
+//
+// Times are compared, not ticks, and a leftover booking sets the guarantee clock back to the leftover clock, not to the
+// packet's place in its tick. Otherwise every leftover packet would make its flow entitled again for a whole tick.
+//
+// Demand is what flows took by their guarantee, plus half of the guarantee that they lost because their ticks were full,
+// minus twice what stayed idle. Without the lost part the estimate confirms itself: TCP flows that are pushed aside by a
+// UDP backlog send less, so less would be kept free for them. The leftover clock gets 1/16 more than demand leaves: the
+// variation of demand has to wait somewhere, or the line stays idle. It never gets less than 1/128, and it moves up by
+// the part of a tick that stayed idle, so that flows which stop are soon replaced.
+//
+// A flow may fall two ticks behind its guarantee and gets that back; what it loses beyond that is demand, and gone.
+//
+// # What it cannot do
+//
+// What is booked stays booked. A UDP socket's 92 packets leave at the share of the moment in which they were sent: when
+// other flows stop, the line is idle in part until they are gone; when others start, they wait for what was booked at the
+// full rate, except for their first packet. Flows whose demand varies within that time cost a deep backlog up to 2 % of
+// the line. A lower bandwidth holds for packets that come after it. Leftover is given in the order of arrival, as in any
+// FIFO.
+//
+// # What each part buys
+//
+// Without the leftover clock's distance from demand (all leftover at the first room), UDP takes 3.7 times its share beside
+// 4 TCP flows. Without lost guarantees in demand: Jain's index 0.34 to 0.49 in the worst scenario, instead of 0.98.
+// Counting all flows instead of backlogged ones: 0.71, and 0.79 of the line used. Without boosts: pings wait like
+// everyone else, and their flows count. With demand smoothed over 16 ticks instead of 64: the line used falls from 0.98
+// to 0.65 beside flows that use half their share at 10 Mbit/s. Letting flows lag without limit: Jain 0.5.
+package model
