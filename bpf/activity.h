@@ -45,14 +45,14 @@ struct sweep {
 	__u64 epoch_ns;
 };
 
-/* A shard without a packet for two epochs is idle: its flows have left the counts by then. */
+/* A shard whose last packet left two epochs ago is idle. */
 static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep *sweep)
 {
 	__u32 tin = *key % MAX_TINS;
 	__u32 flows;
 
 	if (!shard->active ||
-	    (__s64)(sweep->now - shard->last_packet_ns) < (__s64)(2 * sweep->epoch_ns))
+	    (__s64)(sweep->now - shard->busy_until_ns) < (__s64)(2 * sweep->epoch_ns))
 		return 0;
 	flows = shard->flows;
 	__sync_fetch_and_add(&shard->flows, -flows);
@@ -109,11 +109,13 @@ static __always_inline void sweep_start(struct device_state *state, __u64 epoch_
  * count crossed a step.
  */
 static __always_inline void activity_note(struct device_state *state, struct shard *shard,
-					  __u32 queue, __u32 tin, __u64 now, __u64 epoch_ns)
+					  __u32 queue, __u32 tin, __u64 now, __u64 departure,
+					  __u64 epoch_ns)
 {
 	__u32 step = flow_step(shard->flows);
 
-	shard->last_packet_ns = now;
+	if (departure > shard->busy_until_ns)
+		shard->busy_until_ns = departure;
 	if (!shard->active) {
 		if (__sync_lock_test_and_set(&shard->active, 1))
 			return;

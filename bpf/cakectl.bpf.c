@@ -67,27 +67,20 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
  * not have that yet, its tin is given. A flow that is not counted yet counts itself in.
  */
 static __always_inline __u64 flow_cost(const struct flow *flow, const struct shard *shard,
-				       const struct tin_clock *tin, const struct tin_config *cfg,
-				       __u64 cell_rate, __u32 bytes)
+				       const struct tin_clock *tin, const struct device_config *cfg,
+				       const struct tin_config *tin_cfg, __u64 cell_rate,
+				       __u32 bytes)
 {
-	__u32 itself = shard->epoch - flow->epoch > 1;
+	__u32 itself = !flow_is_counted(flow, shard->epoch);
+	__u64 tin_flows = later_ns(tin->flows + itself, 1);
+	__u64 cost;
 
-	if (cell_rate)
-		return cost_ns(bytes, cell_rate) * later_ns(shard->flows + itself, 1);
-	return cost_ns(bytes, cfg->rate_ns_per_byte_q24) * later_ns(tin->flows + itself, 1);
-}
-
-/* The guarantee goes on from where it stood. It is not used up by what the others left, and what a
- * flow missed long ago does not come back.
- */
-static __always_inline void flow_advance(struct flow *flow, __u64 guarantee,
-					 const struct departure *d, __u32 shift, __u64 cost)
-{
-	__u64 lag = (__u64)LAG_TICKS << shift;
-
-	if (d->booking == BOOKED_FROM_LEFTOVER)
-		guarantee = d->time;
-	flow->guarantee_ns = later_ns(guarantee, d->time - lag) + cost;
+	if (!cell_rate)
+		return cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * tin_flows;
+	cost = cost_ns(bytes, cell_rate) * later_ns(shard->flows + itself, 1);
+	if (!cfg->equal_flows)
+		return cost;
+	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
 }
 
 static __always_inline int shape(struct __sk_buff *skb, __u64 now)
@@ -126,19 +119,17 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	__u32 packets = skb->gso_segs ?: 1;
 
 	shard_roll(shard, tin_clock, now, cfg->epoch_ns);
-	struct flow *flow = flow_find(flow_set, set, hash, shard->epoch);
+	struct flow *flow = flow_find(flow_set, set, hash, shard->epoch, now);
 	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
-	if (backlogged) {
-		shard_count(shard, tin_clock, flow);
-		activity_note(state, shard, queue, tin, now, cfg->epoch_ns);
-	}
-
-	__u64 guarantee_cost = flow_cost(flow, shard, tin_clock, tin_cfg, *cell_rate, bytes);
+	__u64 guarantee_cost = flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes);
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
 	__u64 guarantee = later_ns(flow->guarantee_ns, now);
 	__u64 earliest = later_ns(flow->departure_ns, now);
 	__u64 ceil = tin_clock->ceil_ns;
-	struct departure d = {.time = earliest};
+
+	if (ceil > guarantee + CEIL_SLACK_NS)
+		guarantee = ceil - CEIL_SLACK_NS;
+	struct departure d = {.time = earliest, .guarantee = guarantee};
 	struct line line = {
 	    .calendar = calendar_value,
 	    .state = &state->line,
@@ -150,8 +141,6 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	    .tick = now >> (cfg->tick_shift & 63),
 	};
 
-	if (ceil > guarantee + CEIL_SLACK_NS)
-		guarantee = ceil - CEIL_SLACK_NS;
 	if (line.tick_bytes) {
 		line_roll(&line);
 		d = line_find(&line, guarantee, earliest, ceil, backlogged, bytes);
@@ -160,23 +149,31 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
 	 * a receive timestamp of another clock. */
 	__u64 own = skb->tstamp;
-	__u64 departure = d.time;
-	if (own > departure && own - now < cfg->local_horizon_ns)
-		departure = own;
-
+	__u64 paced = own > now && own - now < cfg->local_horizon_ns ? own : now;
+	__u64 departure = later_ns(d.time, paced);
 	__u64 sojourn = departure - now;
 	__u64 horizon = skb->sk ? cfg->local_horizon_ns : cfg->forward_horizon_ns;
-	if (sojourn > horizon) {
+	bool dropped = sojourn > horizon;
+
+	if (backlogged) {
+		shard_count(shard, tin_clock, flow, dropped ? now : departure, cfg->epoch_ns);
+		activity_note(state, shard, queue, tin, now, dropped ? now : departure,
+			      cfg->epoch_ns);
+	}
+	if (dropped) {
 		stats->drops[DROP_HORIZON].packets += packets;
 		stats->drops[DROP_HORIZON].bytes += bytes;
 		return TC_ACT_SHOT;
 	}
 
+	__u64 late = departure_late(&line, &d, paced);
 	if (line.tick_bytes)
-		line_book(&line, &d, bytes);
+		line_book(&line, &d, bytes, late, guarantee_cost);
 	if (ceil_cost)
 		clock_take(&tin_clock->ceil_ns, now, ceil_cost);
-	flow_advance(flow, guarantee, &d, line.shift, guarantee_cost);
+	/* The guarantee goes on from where it stood; what was missed is made up for by the demand,
+	 * not by a burst. */
+	flow->guarantee_ns = d.guarantee + late + guarantee_cost;
 	flow->departure_ns = departure;
 
 	stats->packets += packets;

@@ -16,7 +16,7 @@
 
 /* Probes for a free tick. What is not found within them is booked at the last one. */
 #define NEAR_PROBES 2
-#define FREE_PROBES 8
+#define FREE_PROBES 4
 #define HINT_PROBES 4
 
 /* Ticks that one packet asks to repay what is overfilled. */
@@ -25,15 +25,18 @@
 /* Ticks that are closed at once. After a longer silence the ones before count for nothing. */
 #define CLOSE_TICKS 16
 
-/* The smoothing of demand: a tick counts for 1/16. */
-#define DEMAND_SHIFT 4
+/* The smoothing of demand: a tick counts for 1/64. */
+#define DEMAND_SHIFT 6
+
+/* A byte of the line that stays idle says so much of what guarantees do not use. */
+#define IDLE_WEIGHT 2
 
 /* The part of the line that leftover bookings may always have, and that a tick gives to boosts. */
 #define LEFTOVER_FLOOR 128
 #define BOOST_PART     4
 
-/* A flow that its guarantee would have let leave so many ticks ago has waited enough. */
-#define LAG_TICKS 4
+/* Ticks by which a departure may miss its guarantee before that counts as lost. */
+#define LAG_TICKS 2
 
 struct line {
 	struct calendar *calendar;
@@ -106,16 +109,17 @@ static __always_inline __s64 smoothed(__s64 average, __s64 sample)
 /* Closes the ticks before this one: what flows took by their guarantee in them foretells what to
  * keep free for them further out. The first packet of a tick does it.
  */
-__noinline int line_close(__u32 now_tick, __u32 tick_bytes)
+__noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 {
 	__u32 zero = 0;
 	struct calendar *ticks = bpf_map_lookup_elem(&calendar, &zero);
 	struct device_state *device_state = bpf_map_lookup_elem(&device, &zero);
 
-	/* Arrays of one entry always have it. */
-	if (!ticks || !device_state)
+	/* Arrays of one entry always have it; a global function has to check its arguments. */
+	if (!ticks || !device_state || !tick_bytes || shift > 63)
 		return 0;
 
+	__u32 now_tick = now_ns >> shift;
 	struct line_state *state = &device_state->line;
 	__u32 first = *(volatile __u32 *)&state->tick;
 	__u32 tick = first;
@@ -123,6 +127,18 @@ __noinline int line_close(__u32 now_tick, __u32 tick_bytes)
 
 	if (__sync_val_compare_and_swap(&state->tick, first, now_tick) != first)
 		return 0;
+	/* A change of the rate changes what a tick carries, or how long it is and so its number. */
+	if (state->tick_bytes != tick_bytes || state->shift != shift) {
+		if (state->tick_bytes)
+			demand = (__u64)demand * tick_bytes / state->tick_bytes;
+		if (state->shift != shift) {
+			state->free_hint = now_tick;
+			tick = now_tick;
+		}
+		state->tick_bytes = tick_bytes;
+		state->shift = shift;
+	}
+	__u64 leftover_ns = state->leftover_ns;
 	for (int i = 0; i < CLOSE_TICKS; i++) {
 		if (tick == now_tick)
 			break;
@@ -133,21 +149,25 @@ __noinline int line_close(__u32 now_tick, __u32 tick_bytes)
 
 		if (entitled > 4LL * tick_bytes)
 			entitled = 4LL * tick_bytes;
-		if (booked < tick_bytes)
-			entitled -= 2LL * (tick_bytes - booked);
-		demand = smoothed(demand, entitled > 0 ? entitled : 0);
 		tick++;
+		if (booked < tick_bytes) {
+			__u64 end =
+			    (now_ns >> shift << shift) - ((__u64)(now_tick - tick) << shift);
+			__u32 idle = tick_bytes - booked;
+
+			entitled -= (__s64)IDLE_WEIGHT * idle;
+			/* The line has idled: what waits for the leftover may come nearer. */
+			if (leftover_ns > end)
+				leftover_ns -= (leftover_ns - end) / tick_bytes * idle;
+		}
+		demand = smoothed(demand, entitled > 0 ? entitled : 0);
 	}
 	state->demand = demand;
+	state->leftover_ns = leftover_ns;
 
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
 	__u32 free = demand + floor < tick_bytes ? tick_bytes - demand : floor;
-	state->leftover_scale_q8 = ((__u64)tick_bytes << 8) / free;
-
-	__s64 passed = now_tick - first;
-	__s64 leftover = state->leftover_bytes;
-	__s64 drained = passed < CALENDAR_TICKS ? passed * free : leftover;
-	__sync_fetch_and_add(&state->leftover_bytes, drained < leftover ? -drained : -leftover);
+	state->leftover_ns_per_byte_q8 = (1ULL << shift << 8) / (free + free / 16);
 
 	if (state->free_hint - now_tick >= CALENDAR_TICKS)
 		state->free_hint = now_tick;
@@ -160,8 +180,8 @@ static __always_inline void line_roll(struct line *line)
 
 	/* Another CPU may be in the next tick already. Anything further off is no tick to come, but
 	 * one of long ago, or of another length: numbers wrap, and change with it. */
-	if (closed - line->tick >= CLOSE_TICKS)
-		line_close(line->tick, line->tick_bytes);
+	if (closed - line->tick >= CLOSE_TICKS || line->state->shift != line->shift)
+		line_close(line->now, line->tick_bytes, line->shift);
 }
 
 static __always_inline __u32 later_tick(__u32 a, __u32 b)
@@ -263,78 +283,106 @@ struct departure {
 	__u64 time;
 	__u32 tick;
 	enum booking booking;
-	bool late; /* the guarantee's ticks were full */
+	/* Where the flow's guarantee stands for this packet. */
+	__u64 guarantee;
+	/* With a leftover booking out of turn: where the leftover stands after it. */
+	__u64 leftover_ns;
 };
 
+static __always_inline __u64 tick_start(const struct line *line, __u32 tick)
+{
+	return (line->now >> line->shift << line->shift) +
+	       ((__u64)(__s64)(__s32)(tick - line->tick) << line->shift);
+}
+
+/* Where a packet booked in a tick leaves: behind what is booked there. */
+static __always_inline __u64 tick_place(struct line *line, __u32 tick)
+{
+	__u32 booked = tick_booked(line, tick);
+	__u64 last = (1ULL << line->shift) - 1;
+
+	if (tick == line->tick) {
+		__u32 gone = tick_gone(line);
+
+		booked = booked > gone ? booked : gone;
+	}
+	return tick_start(line, tick) + earlier_ns(cost_ns(booked, line->ns_per_byte_q24), last);
+}
+
+static __always_inline bool boost_fits(struct line *line, __u32 bytes)
+{
+	__u32 boosted = tick_booked(line, line->tick) ? tick_at(line, line->tick)->boosted : 0;
+	__u32 budget = line->tick_bytes / BOOST_PART;
+	__u32 full = line->full_packet_bytes;
+
+	return bytes <= full && boosted + bytes <= (budget > full ? budget : full);
+}
+
 /* When a packet may leave. guarantee: when its flow's guarantee lets it; earliest: the flow's last
- * departure, or now; backlogged: whether the flow has packets waiting or is ahead of its guarantee.
+ * departure, or now; leftover_earliest: the same for what is no guarantee of its tin's; backlogged:
+ * whether the flow has packets waiting or is ahead of its guarantee.
  */
 static __always_inline struct departure line_find(struct line *line, __u64 guarantee,
 						  __u64 earliest, __u64 leftover_earliest,
 						  bool backlogged, __u32 bytes)
 {
-	__u32 full = line->full_packet_bytes;
-	__u32 entitled = later_ns(guarantee, earliest) >> line->shift;
-	__u32 leftover_first = later_ns(leftover_earliest, earliest) >> line->shift;
-	struct departure d = {.tick = leftover_first};
+	struct departure d = {.guarantee = guarantee};
 
-	if (!backlogged && bytes <= full) {
-		struct tick *at = tick_at(line, line->tick);
-		__u32 boosted = tick_booked(line, line->tick) ? at->boosted : 0;
-		__u32 budget = line->tick_bytes / BOOST_PART;
-
-		if (boosted + bytes <= (budget > full ? budget : full)) {
-			d.time = line->now;
-			d.tick = line->tick;
-			d.booking = BOOKED_AS_BOOST;
-			return d;
-		}
+	if (!backlogged && boost_fits(line, bytes)) {
+		d.time = line->now;
+		d.tick = line->tick;
+		d.booking = BOOKED_AS_BOOST;
+		return d;
 	}
+	leftover_earliest = later_ns(leftover_earliest, earliest);
 
 	/* Use it or lose it: room in this tick or the next is nobody's loss. */
+	d.tick = leftover_earliest >> line->shift;
 	if (d.tick == line->tick && !tick_has_room(line, d.tick))
 		d.tick++;
 	if ((__s32)(d.tick - line->tick) <= 1 && tick_has_room(line, d.tick)) {
-		if ((__s32)(entitled - d.tick) > 0)
+		d.time = later_ns(tick_place(line, d.tick), earliest);
+		if (d.time < guarantee) {
 			d.booking = BOOKED_FROM_LEFTOVER;
-	} else {
-		/* Behind what was booked from the leftover before, at the rate that is left. */
-		__s64 ahead = line->state->leftover_bytes;
-		__u64 wait = ahead > 0 ? cost_ns(ahead, line->ns_per_byte_q24) *
-						 line->state->leftover_scale_q8 >>
-					     8
-				       : 0;
-		__u32 tick = later_ns(line->now + wait, later_ns(leftover_earliest, earliest)) >>
-			     line->shift;
-
-		if ((__s32)(entitled - tick) > 0)
-			tick = line_find_room(tick, line->tick_bytes);
-		if ((__s32)(entitled - tick) > 0) {
-			d.booking = BOOKED_FROM_LEFTOVER;
-		} else {
-			tick = line_find_room(entitled, line->tick_bytes);
-			d.late = (__s32)(tick - entitled) > LAG_TICKS;
+			d.guarantee = d.time;
 		}
-		d.tick = tick;
+		return d;
 	}
 
-	/* Within the tick, behind what is booked there. */
-	__u64 base =
-	    (line->now & ~0ULL << line->shift) + ((__u64)(d.tick - line->tick) << line->shift);
-	__u32 booked = tick_booked(line, d.tick);
-	if (d.tick == line->tick) {
-		__u32 gone = tick_gone(line);
-
-		booked = booked > gone ? booked : gone;
+	/* Behind what was booked from the leftover before, unless the guarantee comes first. */
+	__u32 entitled = later_ns(guarantee, earliest) >> line->shift;
+	__u64 leftover = later_ns(line->state->leftover_ns, leftover_earliest);
+	if (leftover < guarantee) {
+		d.tick = line_find_room(leftover >> line->shift, line->tick_bytes);
+		if ((__s32)(entitled - d.tick) >= 0) {
+			leftover = later_ns(leftover, tick_start(line, d.tick));
+			d.booking = BOOKED_FROM_LEFTOVER;
+			d.guarantee = earlier_ns(guarantee, leftover);
+			d.leftover_ns =
+			    leftover + (bytes * line->state->leftover_ns_per_byte_q8 >> 8);
+			d.time = later_ns(tick_place(line, d.tick), earliest);
+			return d;
+		}
 	}
-	__u64 offset = cost_ns(booked, line->ns_per_byte_q24);
-	__u64 last = (1ULL << line->shift) - 1;
-	d.time = later_ns(base + earlier_ns(offset, last), earliest);
+	d.tick = line_find_room(entitled, line->tick_bytes);
+	d.time = later_ns(tick_place(line, d.tick), earliest);
 	return d;
 }
 
-/* Books what line_find found. */
-static __always_inline void line_book(struct line *line, const struct departure *d, __u32 bytes)
+/* How much later than its guarantee allows a packet leaves, beyond what ticks round. */
+static __always_inline __u64 departure_late(const struct line *line, const struct departure *d,
+					    __u64 own_pacing)
+{
+	__u64 due = later_ns(d->guarantee, own_pacing) + ((__u64)LAG_TICKS << line->shift);
+
+	return d->time > due ? d->time - due : 0;
+}
+
+/* Books what line_find found. Of what the flow lost of its guarantee, half is added to the demand,
+ * so that more is kept free for it.
+ */
+static __always_inline void line_book(struct line *line, const struct departure *d, __u32 bytes,
+				      __u64 late, __u64 guarantee_cost)
 {
 	struct tick *at = tick_at(line, d->tick);
 	__u32 booked = tick_booked(line, d->tick);
@@ -350,9 +398,13 @@ static __always_inline void line_book(struct line *line, const struct departure 
 	booked += lost;
 
 	if (d->booking == BOOKED_FROM_LEFTOVER) {
-		__sync_fetch_and_add(&line->state->leftover_bytes, bytes);
+		if (d->leftover_ns)
+			line->state->leftover_ns = d->leftover_ns;
 	} else {
-		__sync_fetch_and_add(&at->entitled, d->late ? 2 * bytes : bytes);
+		__u64 missed = late && guarantee_cost ? late * bytes / (2 * guarantee_cost) : 0;
+
+		__sync_fetch_and_add(
+		    &at->entitled, bytes + (missed < line->tick_bytes ? missed : line->tick_bytes));
 	}
 	if (d->booking == BOOKED_AS_BOOST)
 		__sync_fetch_and_add(&at->boosted, bytes);

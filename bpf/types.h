@@ -65,6 +65,9 @@ struct device_config {
 	__u64 epoch_ns;
 	/* A packet of this size is never a burst: MTU and link header. */
 	__u32 full_packet_bytes;
+	/* Nonzero where each flow of a tin is to get the same: no flow's guarantee may then exceed
+	 * the bandwidth over the tin's flows, which bounds a plan that is late. */
+	__u32 equal_flows;
 	/* Transmit queues in use, and the queue_mapping values that this allows. */
 	__u32 queues;
 	/* LAYOUT_VERSION of whoever made the maps. */
@@ -82,8 +85,8 @@ struct xps_entry {
 struct flow {
 	/* The whole flow hash; 0 is an empty way. */
 	__u32 tag;
-	/* The shard's epoch in which this flow was last counted. */
-	__u32 epoch;
+	/* The last of the shard's epochs that this flow is counted in. */
+	__u32 counted;
 	/* When the next byte leaves at the guaranteed rate. */
 	__u64 guarantee_ns;
 	/* The latest departure given: nothing of this flow may leave earlier. */
@@ -94,27 +97,32 @@ struct flow_set {
 	struct flow ways[FLOW_WAYS];
 };
 
-/* Activity of one (queue, tin). Flows are counted by epoch: active are those that were seen in the
- * epoch before this one, and those seen in this one for the first time.
+#define EPOCHS_AHEAD 8
+
+/* Activity of one (queue, tin). A flow is counted in every epoch from that of its packet to the one
+ * after that of the packet's departure.
  */
 struct shard {
 	__u64 epoch_start_ns;
 	__u32 epoch;
 	__u32 active;
-	__u32 flows_seen;
-	/* Flows that this shard has in the tin's device-wide count now. */
+	/* Flows of the present epoch, as they are in the tin's device-wide count. */
 	__u32 flows;
 	/* The step that the controller was told last. */
 	__u32 flows_reported;
-	__u64 last_packet_ns;
+	/* The latest departure of a flow that waits. */
+	__u64 busy_until_ns;
+	/* Flows of this epoch and those to come, by epoch modulo EPOCHS_AHEAD. */
+	__u32 flows_of[EPOCHS_AHEAD];
 } CACHE_LINE;
 
 /* One tick of the calendar. */
 struct tick {
 	/* The tick's number above, the bytes booked in it below. */
 	__u64 stamp_and_bytes;
-	/* Of these, by guarantee; and, of those, by packets that did not wait. */
-	__u32 entitled;
+	/* Bytes booked by guarantee, less what stayed idle; of those, by packets that did not wait.
+	 */
+	__s32 entitled;
 	__u32 boosted;
 };
 
@@ -129,12 +137,15 @@ struct line_state {
 	__u32 tick;
 	/* No tick before this one has room. */
 	__u32 free_hint;
+	/* The tick that the fields here are made for. */
+	__u32 shift;
+	__u32 tick_bytes;
 	/* Bytes a tick that flows take by their guarantees, smoothed. */
 	__s64 demand;
-	/* tick_bytes / (tick_bytes - demand), with 8 fractional bits. */
-	__u64 leftover_scale_q8;
-	/* Bytes booked from the leftover that ticks with that much to spare have not passed yet. */
-	__s64 leftover_bytes;
+	/* Nanoseconds that a byte takes of what the guarantees leave, with 8 fractional bits. */
+	__u64 leftover_ns_per_byte_q8;
+	/* When all bytes booked from the leftover would have left at that rate. */
+	__u64 leftover_ns;
 	/* Bytes by which ticks are overfilled and that no later tick has repaid yet. */
 	__s64 debt_bytes;
 };

@@ -27,7 +27,7 @@ type dataPathCalendar struct {
 	Ticks [4096]struct {
 		_             structs.HostLayout
 		StampAndBytes uint64
-		Entitled      uint32
+		Entitled      int32
 		Boosted       uint32
 	}
 }
@@ -50,9 +50,9 @@ type dataPathDeviceConfig struct {
 	TickBytes             uint32
 	EpochNs               uint64
 	FullPacketBytes       uint32
+	EqualFlows            uint32
 	Queues                uint32
 	LayoutVersion         uint32
-	_                     [4]byte
 	Tins                  [8]struct {
 		_                structs.HostLayout
 		RateNsPerByteQ24 uint64
@@ -64,15 +64,17 @@ type dataPathDeviceConfig struct {
 type dataPathDeviceState struct {
 	_    structs.HostLayout
 	Line struct {
-		_               structs.HostLayout
-		Tick            uint32
-		FreeHint        uint32
-		Demand          int64
-		LeftoverScaleQ8 uint64
-		LeftoverBytes   int64
-		DebtBytes       int64
+		_                   structs.HostLayout
+		Tick                uint32
+		FreeHint            uint32
+		Shift               uint32
+		TickBytes           uint32
+		Demand              int64
+		LeftoverNsPerByteQ8 uint64
+		LeftoverNs          uint64
+		DebtBytes           int64
 	}
-	_    [24]byte
+	_    [16]byte
 	Tins [8]struct {
 		_      structs.HostLayout
 		CeilNs uint64
@@ -107,7 +109,7 @@ type dataPathFlowSet struct {
 	Ways [8]struct {
 		_           structs.HostLayout
 		Tag         uint32
-		Epoch       uint32
+		Counted     uint32
 		GuaranteeNs uint64
 		DepartureNs uint64
 	}
@@ -124,12 +126,10 @@ type dataPathShard struct {
 	EpochStartNs  uint64
 	Epoch         uint32
 	Active        uint32
-	FlowsSeen     uint32
 	Flows         uint32
 	FlowsReported uint32
-	_             [4]byte
-	LastPacketNs  uint64
-	_             [24]byte
+	BusyUntilNs   uint64
+	FlowsOf       [8]uint32
 }
 
 type dataPathSweeper struct {

@@ -20,6 +20,7 @@ func testSettings(bandwidth rates.Rate) Settings {
 		LocalHorizon:    2 * time.Second,
 		ForwardHorizon:  100 * time.Millisecond,
 		FullPacketBytes: 1514,
+		EqualFlows:      true,
 		Epoch:           134 * time.Millisecond,
 		Tins:            []TinSettings{{Rate: bandwidth, Ceil: rates.Unlimited}},
 	}

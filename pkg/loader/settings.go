@@ -24,6 +24,8 @@ type Settings struct {
 	FullPacketBytes int
 	// Epoch is the time within which an active flow sends at least once.
 	Epoch time.Duration
+	// EqualFlows says that all flows of a tin are to get the same (rates.SplitFlows).
+	EqualFlows bool
 	// Queues is the number of transmit queues in use, at most [DataPath.Queues].
 	Queues int
 	Tins   []TinSettings
@@ -58,6 +60,9 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 		Queues:                uint32(s.Queues),
 		LayoutVersion:         LayoutVersion,
 		DscpToTin:             s.DSCPToTin,
+	}
+	if s.EqualFlows {
+		config.EqualFlows = 1
 	}
 	if s.Bandwidth != rates.Unlimited {
 		// Nothing can be booked beyond the calendar's end; the last quarter is left to what the

@@ -168,7 +168,7 @@ func (p *Path) find(nowNs int64, f *Flow, packet Packet, backlogged bool) bookin
 	}
 
 	// Use it or lose it: room in this tick or the next is nobody's loss.
-	for b.tick = line.tickOf(earliestNs); b.tick <= now+1; b.tick++ {
+	for b.tick = line.tickOf(earliestNs); b.tick <= now; b.tick++ {
 		if line.hasRoom(b.tick) {
 			b.departureNs = max(line.placeNs(b.tick), earliestNs)
 			if b.departureNs < b.guaranteeNs {

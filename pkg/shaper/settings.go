@@ -52,6 +52,7 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		ForwardHorizon:  max(spec.RTT, minForwardPackets*packet),
 		FullPacketBytes: mtu + linkHeaderBytes,
 		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
+		EqualFlows:      cfg.Split == rates.SplitFlows,
 		Queues:          queues,
 		DSCPToTin:       def.DSCPToTin,
 	}
