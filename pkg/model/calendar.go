@@ -20,7 +20,7 @@ const (
 	// nearProbes ticks are looked at first, then hintProbes from the hint, then freeProbes from the later of both.
 	nearProbes = 2
 	hintProbes = 2
-	freeProbes = 2
+	freeProbes = 3
 
 	// repayTicks is how many ticks one packet asks to repay what is overfilled.
 	repayTicks = 32
@@ -31,16 +31,13 @@ const (
 	// demandShift smooths demand: a tick counts for 1/64.
 	demandShift = 6
 
-	// idleWeight is how much demand a byte speaks against that the line carried nobody's.
-	idleWeight = 2
-
 	// demandTicks bounds what one tick may say about demand.
 	demandTicks = 4
 
 	// leftoverFloor is the part of the line that leftover bookings may always have, and leftoverExtra the part by which
 	// they get more than demand leaves: the variation of demand must be waited out by someone, or the line stays idle.
 	leftoverFloor = 128
-	leftoverExtra = 16
+	leftoverExtra = 32
 )
 
 // tick is what is booked to leave in 2^shift ns.
@@ -62,8 +59,8 @@ type calendar struct {
 	// shift is the length of a tick, 2^shift ns, and tickBytes what it carries.
 	shift     uint
 	tickBytes int64
-	// current is the tick of the latest packet; no tick before freeHint has room.
-	current, freeHint int64
+	// current is the tick of the latest packet; no tick before freeHint has room, and none after lastBooked has a booking.
+	current, freeHint, lastBooked int64
 	// demand is the mean of the closed ticks' demand, and free what it leaves of a tick to leftover bookings.
 	demand, free int64
 	// leftoverNs is the clock of leftover bookings: it advances by their bytes at the rate that is free.
@@ -126,9 +123,8 @@ func (c *calendar) advance(nowNs int64) {
 
 // close learns from the current tick and goes on to the next.
 func (c *calendar) close() {
-	t := c.at(c.current)
-	idle := c.roomBytes(c.current)
-	c.demand = smooth(c.demand, max(0, min(t.demand, demandTicks*c.tickBytes)-idleWeight*idle))
+	t, idle := c.at(c.current), c.roomBytes(c.current)
+	c.demand = smooth(c.demand, min(t.demand, demandTicks*c.tickBytes))
 	c.setFree()
 	c.current++
 	// An idle line shows that more was kept free than was needed: leftover bookings move up.
@@ -168,17 +164,21 @@ func (c *calendar) findRoom(n int64) int64 {
 	n = max(n, c.freeHint)
 	for range freeProbes {
 		if c.hasRoom(n) {
-			break
+			return n
 		}
 		n++
 	}
-	return n
+	if c.overfill(n) < c.tickBytes {
+		return n
+	}
+	return c.lastBooked + 1
 }
 
 // book adds bytes to tick n. What overfills it is a debt that later ticks repay: the next one, into which the packet
 // reaches, and then the first ones with room.
 func (c *calendar) book(n, bytes int64) {
 	over := c.overfill(n)
+	c.lastBooked = max(c.lastBooked, n)
 	c.at(n).booked += bytes
 	c.debt += c.overfill(n) - over
 	c.repay(n + 1)
@@ -189,16 +189,20 @@ func (c *calendar) book(n, bytes int64) {
 
 func (c *calendar) repay(n int64) {
 	bytes := min(c.debt, c.roomBytes(n))
-	c.at(n).booked += bytes
-	c.debt -= bytes
+	if bytes > 0 {
+		c.at(n).booked += bytes
+		c.lastBooked = max(c.lastBooked, n)
+		c.debt -= bytes
+	}
 }
 
 // rebook carries the bookings from now on over to ticks of another length. A tick that becomes several is spread over
-// them; several that become one add up.
+// them; several that become one add up. What lies beyond a ring of shorter ticks is forgotten.
 func (c *calendar) rebook(nowNs int64, shift uint) {
 	old := *c
 	c.ring = [ticks]tick{}
 	c.shift = shift
+	c.lastBooked = 0
 	for n := old.tickOf(nowNs); n < old.tickOf(nowNs)+ticks; n++ {
 		was := old.ring[n%ticks]
 		if was.number != n {
@@ -206,11 +210,17 @@ func (c *calendar) rebook(nowNs int64, shift uint) {
 		}
 		parts := max(1, old.tickNs()/c.tickNs())
 		for part := range parts {
-			to := c.at(c.tickOf(old.startNs(n)) + part)
+			number := c.tickOf(old.startNs(n)) + part
+			if number >= c.tickOf(nowNs)+ticks {
+				break
+			}
+			to := c.at(number)
 			to.booked += was.booked / parts
 			to.demand += was.demand / parts
+			c.lastBooked = to.number
 		}
 	}
 	c.current = c.tickOf(nowNs)
 	c.freeHint = c.current
+	c.lastBooked = max(c.lastBooked, c.current)
 }

@@ -167,16 +167,14 @@ func (p *Path) find(nowNs int64, f *Flow, packet Packet, backlogged bool) bookin
 		return b
 	}
 
-	// Use it or lose it: room in this tick or the next is nobody's loss.
-	for b.tick = line.tickOf(earliestNs); b.tick <= now; b.tick++ {
-		if line.hasRoom(b.tick) {
-			b.departureNs = max(line.placeNs(b.tick), earliestNs)
-			if b.departureNs < b.guaranteeNs {
-				b.leftover = true
-				b.guaranteeNs = b.departureNs
-			}
-			return b
+	// Use it or lose it: room in this tick is nobody's loss.
+	if b.tick = line.tickOf(earliestNs); b.tick == now && line.hasRoom(now) {
+		b.departureNs = max(line.placeNs(now), earliestNs)
+		if b.departureNs < b.guaranteeNs {
+			b.leftover = true
+			b.guaranteeNs = b.departureNs
 		}
+		return b
 	}
 
 	// Further out, the leftover has a clock of its own, so that room is left for those who will come with a guarantee.
