@@ -88,14 +88,13 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	__u32 zero = 0;
 	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-	struct calendar *calendar_value = bpf_map_lookup_elem(&calendar, &zero);
 	bool is_ip;
 	int dscp = frame_dscp(skb, &is_ip);
 
 	if (!is_ip)
 		return bypass(dscp);
 	/* Arrays of one entry always have it. */
-	if (!cfg || !state || !calendar_value)
+	if (!cfg || !state)
 		return bypass(BYPASS_NO_STATE);
 
 	__u32 tin = cfg->dscp_to_tin[bounded(dscp, DSCP_VALUES)];
@@ -118,45 +117,44 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	__u32 bytes = skb->wire_len;
 	__u32 packets = skb->gso_segs ?: 1;
 
-	shard_roll(shard, tin_clock, now, cfg->epoch_ns);
-	struct flow *flow = flow_find(flow_set, set, hash, shard->epoch, now);
+	shard_roll(shard, cell, now, cfg->epoch_ns);
+	__u32 way = flow_find(flow_set, set, hash, shard->epoch, now) % FLOW_WAYS;
+	struct flow *flow = &flow_set->ways[bounded(way, FLOW_WAYS)];
 	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
-	__u64 guarantee_cost = flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes);
-	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
-	__u64 guarantee = later_ns(flow->guarantee_ns, now);
-	__u64 earliest = later_ns(flow->departure_ns, now);
-	__u64 ceil = tin_clock->ceil_ns;
 
-	if (ceil > guarantee + CEIL_SLACK_NS)
-		guarantee = ceil - CEIL_SLACK_NS;
-	struct departure d = {.time = earliest, .guarantee = guarantee};
-	struct line line = {
-	    .calendar = calendar_value,
-	    .state = &state->line,
+	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
+	__u64 ceil = tin_clock->ceil_ns;
+	struct booking_request request = {
+	    .now = now,
+	    .ns_per_byte_q24 = cfg->bandwidth_ns_per_byte_q24,
+	    .guarantee = later_ns(flow->guarantee_ns, now),
+	    .earliest = later_ns(flow->departure_ns, now),
+	    .leftover_earliest = ceil,
+	    .guarantee_cost = flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes),
 	    .shift = cfg->tick_shift & 63,
 	    .tick_bytes = cfg->tick_bytes,
 	    .full_packet_bytes = cfg->full_packet_bytes,
-	    .ns_per_byte_q24 = cfg->bandwidth_ns_per_byte_q24,
-	    .now = now,
-	    .tick = now >> (cfg->tick_shift & 63),
+	    .bytes = bytes,
+	    .backlogged = backlogged,
 	};
 
-	if (line.tick_bytes) {
-		line_roll(&line);
-		d = line_find(&line, guarantee, earliest, ceil, backlogged, bytes);
-	}
+	if (ceil > request.guarantee + CEIL_SLACK_NS)
+		request.guarantee = ceil - CEIL_SLACK_NS;
+	request.departure = later_ns(request.earliest, ceil);
+	if (request.tick_bytes)
+		line_find(&request);
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
 	 * a receive timestamp of another clock. */
 	__u64 own = skb->tstamp;
 	__u64 paced = own > now && own - now < cfg->local_horizon_ns ? own : now;
-	__u64 departure = later_ns(d.time, paced);
+	__u64 departure = later_ns(request.departure, paced);
 	__u64 sojourn = departure - now;
 	__u64 horizon = skb->sk ? cfg->local_horizon_ns : cfg->forward_horizon_ns;
 	bool dropped = sojourn > horizon;
 
 	if (backlogged) {
-		shard_count(shard, tin_clock, flow, dropped ? now : departure, cfg->epoch_ns);
+		shard_count(cell, set * FLOW_WAYS + way, dropped ? now : departure, cfg->epoch_ns);
 		activity_note(state, shard, queue, tin, now, dropped ? now : departure,
 			      cfg->epoch_ns);
 	}
@@ -166,14 +164,14 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 		return TC_ACT_SHOT;
 	}
 
-	__u64 late = departure_late(&line, &d, paced);
-	if (line.tick_bytes)
-		line_book(&line, &d, bytes, late, guarantee_cost);
+	request.late = missed_ns(&request, paced);
+	if (request.tick_bytes)
+		line_book(&request);
 	if (ceil_cost)
 		clock_take(&tin_clock->ceil_ns, now, ceil_cost);
 	/* The guarantee goes on from where it stood; what was missed is made up for by the demand,
 	 * not by a burst. */
-	flow->guarantee_ns = d.guarantee + late + guarantee_cost;
+	flow->guarantee_ns = request.guarantee + request.late + request.guarantee_cost;
 	flow->departure_ns = departure;
 
 	stats->packets += packets;

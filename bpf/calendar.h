@@ -25,8 +25,9 @@
 /* Ticks that are closed at once. After a longer silence the ones before count for nothing. */
 #define CLOSE_TICKS 16
 
-/* The smoothing of demand: a tick counts for 1/64. */
-#define DEMAND_SHIFT 6
+/* The smoothing of demand: a tick counts for 1/64, or 1/8. */
+#define DEMAND_SHIFT      6
+#define DEMAND_IDLE_SHIFT 3
 
 /* A byte of the line that stays idle says so much of what guarantees do not use. */
 #define IDLE_WEIGHT 2
@@ -38,16 +39,72 @@
 /* Ticks by which a departure may miss its guarantee before that counts as lost. */
 #define LAG_TICKS 2
 
-struct line {
-	struct calendar *calendar;
-	struct line_state *state;
+enum booking {
+	BOOKED_BY_GUARANTEE,
+	BOOKED_FROM_LEFTOVER,
+	BOOKED_AS_BOOST,
+};
+
+/* One packet's way through the calendar: what is asked, and what is found. */
+struct booking_request {
+	__u64 now;
+	__u64 ns_per_byte_q24;
+	/* When the flow's guarantee lets the packet leave; what was booked from the leftover moves
+	 * it. */
+	__u64 guarantee;
+	/* The flow's last departure, or now. */
+	__u64 earliest;
+	/* The same for what is no guarantee of its tin's. */
+	__u64 leftover_earliest;
+	__u64 guarantee_cost;
 	__u32 shift;
 	__u32 tick_bytes;
 	__u32 full_packet_bytes;
-	__u64 ns_per_byte_q24;
+	__u32 bytes;
+	/* Whether the flow has packets waiting or is ahead of its guarantee. */
+	__u32 backlogged;
+
+	/* The tick of the departure, and when in it. */
+	__u32 tick;
+	__u64 departure;
+	/* How much of the flow's guarantee this packet misses. */
+	__u64 late;
+	/* With a leftover booking out of turn: where the leftover stands after it. */
+	__u64 leftover_ns;
+	enum booking booking;
+	__u32 pad;
+};
+
+/* A request with what it is made against. Global functions look the maps up by themselves, so that
+ * the verifier looks at each once and not for every path that leads to it.
+ */
+struct line {
+	struct calendar *calendar;
+	struct line_state *state;
 	__u64 now;
+	__u64 ns_per_byte_q24;
+	__u32 shift;
+	__u32 tick_bytes;
 	__u32 tick; /* that of now */
 };
+
+static __always_inline bool line_open(struct line *line, const struct booking_request *request)
+{
+	__u32 zero = 0;
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+
+	line->calendar = bpf_map_lookup_elem(&calendar, &zero);
+	/* Arrays of one entry always have it. */
+	if (!state || !line->calendar)
+		return false;
+	line->state = &state->line;
+	line->now = request->now;
+	line->ns_per_byte_q24 = request->ns_per_byte_q24;
+	line->shift = request->shift & 63;
+	line->tick_bytes = request->tick_bytes;
+	line->tick = line->now >> line->shift;
+	return true;
+}
 
 static __always_inline struct tick *tick_at(struct line *line, __u32 tick)
 {
@@ -88,6 +145,7 @@ static __always_inline void tick_book(struct calendar *calendar, __u32 tick, __u
 		if (__sync_val_compare_and_swap(&at->stamp_and_bytes, word, fresh) == word) {
 			at->entitled = 0;
 			at->boosted = 0;
+			at->lost = 0;
 			return;
 		}
 	}
@@ -95,15 +153,61 @@ static __always_inline void tick_book(struct calendar *calendar, __u32 tick, __u
 }
 
 /* A moving average that also moves for differences too small to be divided. */
-static __always_inline __s64 smoothed(__s64 average, __s64 sample)
+static __always_inline __s64 smoothed(__s64 average, __s64 sample, __u32 shift)
 {
 	__s64 difference = sample - average;
 
-	if (difference > 0 && difference < 1 << DEMAND_SHIFT)
+	if (difference > 0 && difference < 1 << shift)
 		return average + 1;
-	if (difference < 0 && -difference < 1 << DEMAND_SHIFT)
+	if (difference < 0 && -difference < 1 << shift)
 		return average - 1;
-	return average + (difference >> DEMAND_SHIFT);
+	return average + (difference >> shift);
+}
+
+struct closing {
+	struct calendar *ticks;
+	__u64 start_ns; /* of the first tick to close */
+	__u64 leftover_ns;
+	__s64 demand;
+	__u32 tick;
+	__u32 tick_bytes;
+	__u32 shift;
+	__u32 pad;
+};
+
+static long line_close_tick(__u32 index, struct closing *closing)
+{
+	__u32 tick = closing->tick + index;
+	__u32 tick_bytes = closing->tick_bytes;
+	struct tick *at = &closing->ticks->ticks[bounded(tick, CALENDAR_TICKS)];
+	__u64 word = at->stamp_and_bytes;
+	__u32 booked = 0, lost = 0, rest = 0;
+	__s64 entitled = 0;
+
+	if (word >> 32 == tick) {
+		booked = word;
+		entitled = at->entitled;
+		lost = at->lost;
+	}
+	if (entitled > 4LL * tick_bytes)
+		entitled = 4LL * tick_bytes;
+	if (booked < tick_bytes) {
+		__u64 end = closing->start_ns + ((__u64)(index + 1) << (closing->shift & 63));
+
+		rest = tick_bytes - booked;
+		/* The line has idled: what waits for the leftover may come nearer. */
+		if (closing->leftover_ns > end)
+			closing->leftover_ns -= (closing->leftover_ns - end) / tick_bytes * rest;
+		entitled -= (__s64)IDLE_WEIGHT * rest;
+		if (entitled < 0)
+			entitled = 0;
+	}
+	/* While much of the line idles, less demand than before is believed sooner. */
+	if (entitled < closing->demand && rest + lost > tick_bytes / 8)
+		closing->demand = smoothed(closing->demand, entitled, DEMAND_IDLE_SHIFT);
+	else
+		closing->demand = smoothed(closing->demand, entitled, DEMAND_SHIFT);
+	return 0;
 }
 
 /* Closes the ticks before this one: what flows took by their guarantee in them foretells what to
@@ -122,51 +226,40 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 	__u32 now_tick = now_ns >> shift;
 	struct line_state *state = &device_state->line;
 	__u32 first = *(volatile __u32 *)&state->tick;
-	__u32 tick = first;
-	__s64 demand = state->demand;
+	__u32 passed = now_tick - first;
 
 	if (__sync_val_compare_and_swap(&state->tick, first, now_tick) != first)
 		return 0;
+
+	struct closing closing = {
+	    .ticks = ticks,
+	    .leftover_ns = state->leftover_ns,
+	    .demand = state->demand,
+	    .tick_bytes = tick_bytes,
+	    .shift = shift,
+	};
+
 	/* A change of the rate changes what a tick carries, or how long it is and so its number. */
 	if (state->tick_bytes != tick_bytes || state->shift != shift) {
 		if (state->tick_bytes)
-			demand = (__u64)demand * tick_bytes / state->tick_bytes;
+			closing.demand = (__u64)closing.demand * tick_bytes / state->tick_bytes;
 		if (state->shift != shift) {
 			state->free_hint = now_tick;
-			tick = now_tick;
+			passed = 0;
 		}
 		state->tick_bytes = tick_bytes;
 		state->shift = shift;
 	}
-	__u64 leftover_ns = state->leftover_ns;
-	for (int i = 0; i < CLOSE_TICKS; i++) {
-		if (tick == now_tick)
-			break;
-		struct tick *at = &ticks->ticks[bounded(tick, CALENDAR_TICKS)];
-		__u64 word = at->stamp_and_bytes;
-		__u32 booked = word >> 32 == tick ? (__u32)word : 0;
-		__s64 entitled = booked ? at->entitled : 0;
-
-		if (entitled > 4LL * tick_bytes)
-			entitled = 4LL * tick_bytes;
-		tick++;
-		if (booked < tick_bytes) {
-			__u64 end =
-			    (now_ns >> shift << shift) - ((__u64)(now_tick - tick) << shift);
-			__u32 idle = tick_bytes - booked;
-
-			entitled -= (__s64)IDLE_WEIGHT * idle;
-			/* The line has idled: what waits for the leftover may come nearer. */
-			if (leftover_ns > end)
-				leftover_ns -= (leftover_ns - end) / tick_bytes * idle;
-		}
-		demand = smoothed(demand, entitled > 0 ? entitled : 0);
-	}
-	state->demand = demand;
-	state->leftover_ns = leftover_ns;
+	if (passed > CLOSE_TICKS)
+		passed = CLOSE_TICKS;
+	closing.tick = now_tick - passed;
+	closing.start_ns = (now_ns >> shift << shift) - ((__u64)passed << shift);
+	bpf_loop(passed, line_close_tick, &closing, 0);
+	state->demand = closing.demand;
+	state->leftover_ns = closing.leftover_ns;
 
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
-	__u32 free = demand + floor < tick_bytes ? tick_bytes - demand : floor;
+	__u32 free = closing.demand + floor < tick_bytes ? tick_bytes - closing.demand : floor;
 	state->leftover_ns_per_byte_q8 = (1ULL << shift << 8) / (free + free / 16);
 
 	if (state->free_hint - now_tick >= CALENDAR_TICKS)
@@ -273,22 +366,6 @@ static __noinline int line_repay(struct line *line, __u32 tick, __u32 overfill)
 	return 0;
 }
 
-enum booking {
-	BOOKED_BY_GUARANTEE,
-	BOOKED_FROM_LEFTOVER,
-	BOOKED_AS_BOOST,
-};
-
-struct departure {
-	__u64 time;
-	__u32 tick;
-	enum booking booking;
-	/* Where the flow's guarantee stands for this packet. */
-	__u64 guarantee;
-	/* With a leftover booking out of turn: where the leftover stands after it. */
-	__u64 leftover_ns;
-};
-
 static __always_inline __u64 tick_start(const struct line *line, __u32 tick)
 {
 	return (line->now >> line->shift << line->shift) +
@@ -309,110 +386,123 @@ static __always_inline __u64 tick_place(struct line *line, __u32 tick)
 	return tick_start(line, tick) + earlier_ns(cost_ns(booked, line->ns_per_byte_q24), last);
 }
 
-static __always_inline bool boost_fits(struct line *line, __u32 bytes)
+static __always_inline bool boost_fits(struct line *line, __u32 bytes, __u32 full)
 {
 	__u32 boosted = tick_booked(line, line->tick) ? tick_at(line, line->tick)->boosted : 0;
 	__u32 budget = line->tick_bytes / BOOST_PART;
-	__u32 full = line->full_packet_bytes;
 
 	return bytes <= full && boosted + bytes <= (budget > full ? budget : full);
 }
 
-/* When a packet may leave. guarantee: when its flow's guarantee lets it; earliest: the flow's last
- * departure, or now; leftover_earliest: the same for what is no guarantee of its tin's; backlogged:
- * whether the flow has packets waiting or is ahead of its guarantee.
- */
-static __always_inline struct departure line_find(struct line *line, __u64 guarantee,
-						  __u64 earliest, __u64 leftover_earliest,
-						  bool backlogged, __u32 bytes)
+/* Finds when a packet may leave. */
+__noinline int line_find(struct booking_request *request)
 {
-	struct departure d = {.guarantee = guarantee};
+	struct line line;
 
-	if (!backlogged && boost_fits(line, bytes)) {
-		d.time = line->now;
-		d.tick = line->tick;
-		d.booking = BOOKED_AS_BOOST;
-		return d;
+	if (!request || !line_open(&line, request))
+		return 0;
+	line_roll(&line);
+
+	request->booking = BOOKED_BY_GUARANTEE;
+	request->leftover_ns = 0;
+	if (!request->backlogged && boost_fits(&line, request->bytes, request->full_packet_bytes)) {
+		request->departure = line.now;
+		request->tick = line.tick;
+		request->booking = BOOKED_AS_BOOST;
+		return 0;
 	}
-	leftover_earliest = later_ns(leftover_earliest, earliest);
 
 	/* Use it or lose it: room in this tick or the next is nobody's loss. */
-	d.tick = leftover_earliest >> line->shift;
-	if (d.tick == line->tick && !tick_has_room(line, d.tick))
-		d.tick++;
-	if ((__s32)(d.tick - line->tick) <= 1 && tick_has_room(line, d.tick)) {
-		d.time = later_ns(tick_place(line, d.tick), earliest);
-		if (d.time < guarantee) {
-			d.booking = BOOKED_FROM_LEFTOVER;
-			d.guarantee = d.time;
+	__u64 leftover = later_ns(request->leftover_earliest, request->earliest);
+	__u32 tick = leftover >> line.shift;
+	if (tick == line.tick && !tick_has_room(&line, tick))
+		tick++;
+	if ((__s32)(tick - line.tick) <= 1 && tick_has_room(&line, tick)) {
+		request->tick = tick;
+		request->departure = later_ns(tick_place(&line, tick), request->earliest);
+		if (request->departure < request->guarantee) {
+			request->booking = BOOKED_FROM_LEFTOVER;
+			request->guarantee = request->departure;
 		}
-		return d;
+		return 0;
 	}
 
 	/* Behind what was booked from the leftover before, unless the guarantee comes first. */
-	__u32 entitled = later_ns(guarantee, earliest) >> line->shift;
-	__u64 leftover = later_ns(line->state->leftover_ns, leftover_earliest);
-	if (leftover < guarantee) {
-		d.tick = line_find_room(leftover >> line->shift, line->tick_bytes);
-		if ((__s32)(entitled - d.tick) >= 0) {
-			leftover = later_ns(leftover, tick_start(line, d.tick));
-			d.booking = BOOKED_FROM_LEFTOVER;
-			d.guarantee = earlier_ns(guarantee, leftover);
-			d.leftover_ns =
-			    leftover + (bytes * line->state->leftover_ns_per_byte_q8 >> 8);
-			d.time = later_ns(tick_place(line, d.tick), earliest);
-			return d;
+	__u32 entitled = later_ns(request->guarantee, request->earliest) >> line.shift;
+	leftover = later_ns(line.state->leftover_ns, leftover);
+	if (leftover < request->guarantee) {
+		tick = line_find_room(leftover >> line.shift, line.tick_bytes);
+		if ((__s32)(entitled - tick) >= 0) {
+			leftover = later_ns(leftover, tick_start(&line, tick));
+			request->booking = BOOKED_FROM_LEFTOVER;
+			request->guarantee = earlier_ns(request->guarantee, leftover);
+			request->leftover_ns =
+			    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
 		}
 	}
-	d.tick = line_find_room(entitled, line->tick_bytes);
-	d.time = later_ns(tick_place(line, d.tick), earliest);
-	return d;
+	if (request->booking != BOOKED_FROM_LEFTOVER)
+		tick = line_find_room(entitled, line.tick_bytes);
+	request->tick = tick;
+	request->departure = later_ns(tick_place(&line, tick), request->earliest);
+	return 0;
 }
 
-/* How much later than its guarantee allows a packet leaves, beyond what ticks round. */
-static __always_inline __u64 departure_late(const struct line *line, const struct departure *d,
-					    __u64 own_pacing)
+/* How much later than its guarantee allows a packet leaves, beyond what ticks round and what its
+ * flow can make up for: the time of one such packet.
+ */
+static __always_inline __u64 missed_ns(const struct booking_request *request, __u64 own_pacing)
 {
-	__u64 due = later_ns(d->guarantee, own_pacing) + ((__u64)LAG_TICKS << line->shift);
+	__u64 due = later_ns(request->guarantee, own_pacing) +
+		    ((__u64)LAG_TICKS << request->shift) + request->guarantee_cost;
 
-	return d->time > due ? d->time - due : 0;
+	return request->departure > due ? request->departure - due : 0;
 }
 
 /* Books what line_find found. Of what the flow lost of its guarantee, half is added to the demand,
  * so that more is kept free for it.
  */
-static __always_inline void line_book(struct line *line, const struct departure *d, __u32 bytes,
-				      __u64 late, __u64 guarantee_cost)
+__noinline int line_book(struct booking_request *request)
 {
-	struct tick *at = tick_at(line, d->tick);
-	__u32 booked = tick_booked(line, d->tick);
+	struct line line;
+
+	if (!request || !line_open(&line, request))
+		return 0;
+
+	__u32 bytes = request->bytes;
+	struct tick *at = tick_at(&line, request->tick);
+	__u32 booked = tick_booked(&line, request->tick);
 	__u32 lost = 0;
 
-	if (d->tick == line->tick) {
-		__u32 gone = tick_gone(line);
+	if (request->tick == line.tick) {
+		__u32 gone = tick_gone(&line);
 
 		/* What time has passed unused cannot be used any more. */
 		lost = gone > booked ? gone - booked : 0;
 	}
-	tick_book(line->calendar, d->tick, bytes + lost);
+	tick_book(line.calendar, request->tick, bytes + lost);
 	booked += lost;
+	if (lost)
+		__sync_fetch_and_add(&at->lost, lost);
 
-	if (d->booking == BOOKED_FROM_LEFTOVER) {
-		if (d->leftover_ns)
-			line->state->leftover_ns = d->leftover_ns;
+	if (request->booking == BOOKED_FROM_LEFTOVER) {
+		if (request->leftover_ns)
+			line.state->leftover_ns = request->leftover_ns;
 	} else {
-		__u64 missed = late && guarantee_cost ? late * bytes / (2 * guarantee_cost) : 0;
+		__u64 missed = 0;
 
-		__sync_fetch_and_add(
-		    &at->entitled, bytes + (missed < line->tick_bytes ? missed : line->tick_bytes));
+		if (request->late && request->guarantee_cost)
+			missed = request->late * bytes / (2 * request->guarantee_cost);
+		__sync_fetch_and_add(&at->entitled,
+				     bytes + (missed < line.tick_bytes ? missed : line.tick_bytes));
 	}
-	if (d->booking == BOOKED_AS_BOOST)
+	if (request->booking == BOOKED_AS_BOOST)
 		__sync_fetch_and_add(&at->boosted, bytes);
 
-	__u32 already = booked > line->tick_bytes ? booked - line->tick_bytes : 0;
-	__u32 after = booked + bytes > line->tick_bytes ? booked + bytes - line->tick_bytes : 0;
-	if (after > already || line->state->debt_bytes > 0)
-		line_repay(line, d->tick + 1, after - already);
+	__u32 already = booked > line.tick_bytes ? booked - line.tick_bytes : 0;
+	__u32 after = booked + bytes > line.tick_bytes ? booked + bytes - line.tick_bytes : 0;
+	if (after > already || line.state->debt_bytes > 0)
+		line_repay(&line, request->tick + 1, after - already);
+	return 0;
 }
 
 #endif

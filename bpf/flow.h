@@ -54,57 +54,80 @@ __noinline __u32 flow_find_way(__u32 key, __u32 hash, __u32 epoch, __u64 now)
 	return way;
 }
 
-static __always_inline struct flow *flow_find(struct flow_set *set, __u32 key, __u32 hash,
-					      __u32 epoch, __u64 now)
+/* The way of hash in its set. */
+static __always_inline __u32 flow_find(const struct flow_set *set, __u32 key, __u32 hash,
+				       __u32 epoch, __u64 now)
 {
-	struct flow *likely = &set->ways[bounded(hash >> 24, FLOW_WAYS)];
+	__u32 likely = hash >> 24;
 
-	if (likely->tag == (hash ?: 1))
+	if (set->ways[bounded(likely, FLOW_WAYS)].tag == (hash ?: 1))
 		return likely;
-	return &set->ways[bounded(flow_find_way(key, hash, epoch, now), FLOW_WAYS)];
+	return flow_find_way(key, hash, epoch, now);
 }
 
 /* Starts a new epoch when the old one is over. Only the CPU whose exchange succeeds does it; a flow
  * that another counts meanwhile may be lost, until its next epoch.
  */
-static __always_inline void shard_roll(struct shard *shard, struct tin_clock *tin, __u64 now,
-				       __u64 epoch_ns)
+__noinline int shard_start_epoch(__u32 cell, __u64 now, __u64 epoch_ns)
 {
+	__u32 zero = 0;
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
+
+	/* The caller has looked them up before. */
+	if (!state || !shard)
+		return 0;
+
+	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
 	__u64 start = shard->epoch_start_ns;
 	__u32 epoch = shard->epoch;
 	__u64 next = start + epoch_ns;
-	__u32 flows, change;
-
-	if ((__s64)(now - next) < 0)
-		return;
-	/* After a silence the epochs in between are passed too. */
 	__u32 passed = 1;
+
+	/* After a silence the epochs in between are passed too. */
 	if (now - next >= epoch_ns) {
 		passed = EPOCHS_AHEAD;
 		next = now;
 	}
 	if (__sync_val_compare_and_swap(&shard->epoch_start_ns, start, next) != start)
-		return;
+		return 0;
 	for (__u32 i = 0; i < EPOCHS_AHEAD; i++) {
 		if (i < passed)
 			shard->flows_of[bounded(epoch + i, EPOCHS_AHEAD)] = 0;
 	}
 	epoch += passed;
 	shard->epoch = epoch;
-	flows = shard->flows_of[bounded(epoch, EPOCHS_AHEAD)];
-	change = flows - shard->flows;
+
+	__u32 change = shard->flows_of[bounded(epoch, EPOCHS_AHEAD)] - shard->flows;
 	if (change) {
 		__sync_fetch_and_add(&shard->flows, change);
 		__sync_fetch_and_add(&tin->flows, change);
 	}
+	return 0;
+}
+
+static __always_inline void shard_roll(const struct shard *shard, __u32 cell, __u64 now,
+				       __u64 epoch_ns)
+{
+	if ((__s64)(now - shard->epoch_start_ns) >= (__s64)epoch_ns)
+		shard_start_epoch(cell, now, epoch_ns);
 }
 
 /* Counts a flow in every epoch from this one to the one after that of its departure, as far as
- * there are counters.
+ * there are counters. key: that of its set, times FLOW_WAYS, plus its way.
  */
-static __always_inline void shard_count(struct shard *shard, struct tin_clock *tin,
-					struct flow *flow, __u64 departure, __u64 epoch_ns)
+__noinline int shard_count(__u32 cell, __u32 key, __u64 departure, __u64 epoch_ns)
 {
+	__u32 zero = 0, set_key = key / FLOW_WAYS;
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
+	struct flow_set *set = bpf_map_lookup_elem(&flows, &set_key);
+
+	/* The caller has looked them up before. */
+	if (!state || !shard || !set)
+		return 0;
+
+	struct flow *flow = &set->ways[bounded(key, FLOW_WAYS)];
 	__u32 epoch = shard->epoch;
 	__u32 from = epoch, until = epoch + 1;
 	__u64 end = shard->epoch_start_ns + epoch_ns;
@@ -119,10 +142,10 @@ static __always_inline void shard_count(struct shard *shard, struct tin_clock *t
 		from = flow->counted + 1;
 	} else {
 		__sync_fetch_and_add(&shard->flows, 1);
-		__sync_fetch_and_add(&tin->flows, 1);
+		__sync_fetch_and_add(&state->tins[bounded(cell, MAX_TINS)].flows, 1);
 	}
 	if ((__s32)(until - from) < 0)
-		return;
+		return 0;
 	flow->counted = until;
 	for (int i = 0; i < EPOCHS_AHEAD; i++) {
 		__sync_fetch_and_add(&shard->flows_of[bounded(from, EPOCHS_AHEAD)], 1);
@@ -130,6 +153,7 @@ static __always_inline void shard_count(struct shard *shard, struct tin_clock *t
 			break;
 		from++;
 	}
+	return 0;
 }
 
 #endif

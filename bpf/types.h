@@ -120,10 +120,12 @@ struct shard {
 struct tick {
 	/* The tick's number above, the bytes booked in it below. */
 	__u64 stamp_and_bytes;
-	/* Bytes booked by guarantee, less what stayed idle; of those, by packets that did not wait.
-	 */
-	__s32 entitled;
+	/* Of these, by guarantee; of those, by packets that did not wait. */
+	__u32 entitled;
 	__u32 boosted;
+	/* And those that time passed over before anybody booked them. */
+	__u32 lost;
+	__u32 pad;
 };
 
 #define CALENDAR_TICKS 4096

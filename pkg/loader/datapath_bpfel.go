@@ -27,8 +27,10 @@ type dataPathCalendar struct {
 	Ticks [4096]struct {
 		_             structs.HostLayout
 		StampAndBytes uint64
-		Entitled      int32
+		Entitled      uint32
 		Boosted       uint32
+		Lost          uint32
+		Pad           uint32
 	}
 }
 
