@@ -28,16 +28,17 @@ const (
 	// closeTicks is the longest silence whose ticks are looked at one by one. A longer one forgets the demand.
 	closeTicks = 64
 
-	// demandShift smooths demand: a tick counts for 1/64.
-	demandShift = 6
+	// demandShift smooths demand: a tick counts for 1/64. One that says less than the mean, and of which more than a
+	// quarter stayed idle, counts for 1/8: flows have stopped.
+	demandShift     = 6
+	demandIdleShift = 3
+	idlePart        = 4
 
 	// demandTicks bounds what one tick may say about demand.
 	demandTicks = 4
 
-	// leftoverFloor is the part of the line that leftover bookings may always have, and leftoverExtra the part by which
-	// they get more than demand leaves: the variation of demand must be waited out by someone, or the line stays idle.
+	// leftoverFloor is the part of the line that leftover bookings may always have.
 	leftoverFloor = 128
-	leftoverExtra = 32
 )
 
 // tick is what is booked to leave in 2^shift ns.
@@ -124,7 +125,11 @@ func (c *calendar) advance(nowNs int64) {
 // close learns from the current tick and goes on to the next.
 func (c *calendar) close() {
 	t, idle := c.at(c.current), c.roomBytes(c.current)
-	c.demand = smooth(c.demand, min(t.demand, demandTicks*c.tickBytes))
+	demand, shift := min(t.demand, demandTicks*c.tickBytes), demandShift
+	if demand < c.demand && idle > c.tickBytes/idlePart {
+		shift = demandIdleShift
+	}
+	c.demand = smooth(c.demand, demand, shift)
 	c.setFree()
 	c.current++
 	// An idle line shows that more was kept free than was needed: leftover bookings move up.
@@ -135,16 +140,15 @@ func (c *calendar) close() {
 
 func (c *calendar) setFree() {
 	c.free = max(c.tickBytes-c.demand, c.tickBytes/leftoverFloor)
-	c.free += c.free / leftoverExtra
 }
 
-// smooth moves a mean to a sample by 2^-demandShift of the difference, rounded away from the mean.
-func smooth(mean, sample int64) int64 {
-	const round = 1<<demandShift - 1
+// smooth moves a mean to a sample by 2^-shift of the difference, rounded away from the mean.
+func smooth(mean, sample int64, shift int) int64 {
+	round := int64(1)<<shift - 1
 	if sample > mean {
-		return mean + (sample-mean+round)>>demandShift
+		return mean + (sample-mean+round)>>shift
 	}
-	return mean - (mean-sample+round)>>demandShift
+	return mean - (mean-sample+round)>>shift
 }
 
 // findRoom is the first tick with room at or after n, as far as the probes go: the last one may be full.

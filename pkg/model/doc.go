@@ -39,9 +39,9 @@
 //
 // Demand is what flows took by their guarantee, plus half of the guarantee that they lost because their ticks were full.
 // Without the lost part the estimate confirms itself: TCP flows that are pushed aside by a
-// UDP backlog send less, so less would be kept free for them. The leftover clock gets 1/32 more than demand leaves: the
-// variation of demand has to wait somewhere, or the line stays idle. It never gets less than 1/128, and it moves up by
-// the part of a tick that stayed idle, so that flows which stop are soon replaced.
+// UDP backlog send less, so less would be kept free for them. What stays idle says the opposite: while more than a
+// quarter of a tick does, less demand is believed eight times as soon, and the leftover clock moves up by the idle part
+// of each tick, so that flows which stop are soon replaced. The leftover clock never gets less than 1/128 of the line.
 //
 // A flow may fall two ticks behind its guarantee and gets that back; what it loses beyond that is demand, and gone.
 //
@@ -61,18 +61,16 @@
 //	                                                          Jain   used   share
 //	the whole rule                                            0.98   0.98    1.2
 //	all leftover at the first room, nothing kept free         0.24   0.99   10.9
-//	what flows lose of their guarantee is not demand          0.59   0.99    2.7
-//	flows may fall behind without limit                       0.59   0.99    2.7
-//	demand smoothed over 16 ticks instead of 64               0.97   0.62    1.2
-//	the leftover clock gets no more than demand leaves        0.98   0.96    1.3
-//	an idle line does not move the leftover clock             0.98   0.90    1.2
-//	no boosts (and pings wait like everyone)                  0.64   0.69    2.5
-//	every flow counts, not only backlogged ones               0.49   0.98    3.0
-//	the controller's plan alone, without the live count       0.51   0.82    6.4
-//	flows count to the epoch after their last arrival         0.98   0.95    1.2
-//	leftover sets the guarantee clock to the place in a tick  0.96   0.98    1.4
-//	what overfills ticks is not repaid                        0.96   1.26    2.3
-//
-// Room in the present tick that is given to anyone is worth most when flows stop: of 32 TCP flows at 10 Mbit/s the
-// last takes 0.94 of the line in the next 500 ms, instead of 0.82.
+//	what flows lose of their guarantee is not demand          0.35   0.99    3.8
+//	flows may fall behind without limit                       0.35   0.99    3.8
+//	demand smoothed over 16 ticks instead of 64               0.96   0.68    1.2
+//	idle ticks count as slowly as others                      0.98   0.96    1.3
+//	an idle line does not move the leftover clock             0.98   0.93    1.3
+//	room in the present tick is not given to anyone           0.98   0.95    1.3
+//	no boosts (and pings wait like everyone)                  0.67   0.67    2.4
+//	every flow counts, not only backlogged ones               0.52   0.98    2.9
+//	the controller's plan alone, without the live count       0.51   0.94    6.5
+//	flows count to the epoch after their last arrival         0.97   0.93    1.2
+//	leftover sets the guarantee clock to the place in a tick  0.97   0.94    1.3
+//	what overfills ticks is not repaid                        0.94   1.28    2.4
 package model

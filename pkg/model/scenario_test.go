@@ -116,7 +116,7 @@ var scenarios = []scenario{
 	},
 	{
 		// UDP has booked a whole socket buffer, so what the others do not use now it cannot take any more.
-		name: "UDP and 15 flows that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 1, total: 0.97,
+		name: "UDP and 15 flows that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 1, total: 0.96,
 		setup: func(s *sim) {
 			s.addUDP(0, 10*millisecond, forever, 4*s.rate())
 			s.addHalf(1, 15, s.rate())
@@ -278,7 +278,7 @@ func TestLineIsTakenOver(t *testing.T) {
 			}
 			rule, ideal := run(ruleDevice), run(drr)
 			t.Logf("one of 32 TCP flows remains: %.3f in 500 ms, DRR %.3f", rule, ideal)
-			atLeast(t, "what the remaining TCP flow takes", rule, ideal-0.3)
+			atLeast(t, "what the remaining TCP flow takes", rule, ideal-0.05)
 
 			s := newSim(rate, ruleDevice)
 			s.addUDP(4, 10*millisecond, forever, 2*rate)
