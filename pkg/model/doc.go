@@ -38,10 +38,10 @@
 // packet's place in its tick. Otherwise every leftover packet would make its flow entitled again for a whole tick.
 //
 // Demand is what flows took by their guarantee, plus half of the guarantee that they lost because their ticks were full.
-// Without the lost part the estimate confirms itself: TCP flows that are pushed aside by a
-// UDP backlog send less, so less would be kept free for them. What stays idle says the opposite: while more than a
-// quarter of a tick does, less demand is believed eight times as soon, and the leftover clock moves up by the idle part
-// of each tick, so that flows which stop are soon replaced. The leftover clock never gets less than 1/128 of the line.
+// Without the lost part the estimate confirms itself: TCP flows that are pushed aside by a UDP backlog send less, so less
+// would be kept free for them. What stays idle says the opposite: while more than a quarter of a tick does, less demand
+// is believed eight times as soon, and the leftover clock moves up by the idle part of each tick, so that flows which
+// stop are soon replaced. The leftover clock never gets less than 1/128 of the line.
 //
 // A flow may fall two ticks behind its guarantee and gets that back; what it loses beyond that is demand, and gone.
 //
@@ -51,7 +51,8 @@
 // other flows stop, the line is idle in part until they are gone; when others start, they wait for what was booked at the
 // full rate, except for their first packet. Flows whose demand varies within that time cost a deep backlog up to 2 % of
 // the line. A lower bandwidth holds for packets that come after it. Leftover is given in the order of arrival, as in any
-// FIFO.
+// FIFO. It learns by ticks, and those are long at low rates: at 2 Mbit/s one is 34 ms, a socket buffer of UDP is half a
+// second, and for the first seconds beside it TCP flows have 0.6 of their share; trickles that take half of the line wait.
 //
 // # What each part buys
 //
