@@ -57,6 +57,7 @@ static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep
 	flows = shard->flows;
 	__sync_fetch_and_add(&shard->flows, -flows);
 	__sync_fetch_and_add(&sweep->state->tins[bounded(tin, MAX_TINS)].flows, -flows);
+	__sync_fetch_and_add(&sweep->state->flows, -flows);
 	shard->flows_reported = 0;
 	shard->active = 0;
 	__sync_fetch_and_add(&sweep->state->active_shards, -1);

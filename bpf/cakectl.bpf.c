@@ -136,6 +136,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	    .full_packet_bytes = cfg->full_packet_bytes,
 	    .bytes = bytes,
 	    .backlogged = backlogged,
+	    .alone = tin_clock->flows >= state->flows,
 	};
 
 	if (ceil > request.guarantee + CEIL_SLACK_NS)

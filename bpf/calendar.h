@@ -39,6 +39,9 @@
 /* Ticks by which a departure may miss its guarantee before that counts as lost. */
 #define LAG_TICKS 2
 
+/* A flow that has booked no more than so many packets ahead at its guarantee: TCP's usual state. */
+#define SHALLOW_PACKETS 2
+
 enum booking {
 	BOOKED_BY_GUARANTEE,
 	BOOKED_FROM_LEFTOVER,
@@ -63,6 +66,8 @@ struct booking_request {
 	__u32 bytes;
 	/* Whether the flow has packets waiting or is ahead of its guarantee. */
 	__u32 backlogged;
+	/* Whether no other tin has active flows. */
+	__u32 alone;
 
 	/* The tick of the departure, and when in it. */
 	__u32 tick;
@@ -72,7 +77,6 @@ struct booking_request {
 	/* With a leftover booking out of turn: where the leftover stands after it. */
 	__u64 leftover_ns;
 	enum booking booking;
-	__u32 pad;
 };
 
 /* A request with what it is made against. Global functions look the maps up by themselves, so that
@@ -192,18 +196,21 @@ static long line_close_tick(__u32 index, struct closing *closing)
 	if (entitled > 4LL * tick_bytes)
 		entitled = 4LL * tick_bytes;
 	if (booked < tick_bytes) {
-		__u64 end = closing->start_ns + ((__u64)(index + 1) << (closing->shift & 63));
-
 		rest = tick_bytes - booked;
-		/* The line has idled: what waits for the leftover may come nearer. */
-		if (closing->leftover_ns > end)
-			closing->leftover_ns -= (closing->leftover_ns - end) / tick_bytes * rest;
 		entitled -= (__s64)IDLE_WEIGHT * rest;
 		if (entitled < 0)
 			entitled = 0;
 	}
+	/* The line has idled: what waits for the leftover may come nearer. */
+	if (rest + lost) {
+		__u64 end = closing->start_ns + ((__u64)(index + 1) << (closing->shift & 63));
+
+		if (closing->leftover_ns > end)
+			closing->leftover_ns -=
+			    (closing->leftover_ns - end) / tick_bytes * (rest + lost);
+	}
 	/* While much of the line idles, less demand than before is believed sooner. */
-	if (entitled < closing->demand && rest + lost > tick_bytes / 8)
+	if (entitled < closing->demand && rest + lost > tick_bytes / 4)
 		closing->demand = smoothed(closing->demand, entitled, DEMAND_IDLE_SHIFT);
 	else
 		closing->demand = smoothed(closing->demand, entitled, DEMAND_SHIFT);
@@ -260,7 +267,7 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
 	__u32 free = closing.demand + floor < tick_bytes ? tick_bytes - closing.demand : floor;
-	state->leftover_ns_per_byte_q8 = (1ULL << shift << 8) / (free + free / 16);
+	state->leftover_ns_per_byte_q8 = (1ULL << shift << 8) / free;
 
 	if (state->free_hint - now_tick >= CALENDAR_TICKS)
 		state->free_hint = now_tick;
@@ -429,7 +436,13 @@ __noinline int line_find(struct booking_request *request)
 
 	/* Behind what was booked from the leftover before, unless the guarantee comes first. */
 	__u32 entitled = later_ns(request->guarantee, request->earliest) >> line.shift;
-	leftover = later_ns(line.state->leftover_ns, leftover);
+	/* Where one tin has the line to itself, what its guarantees leave is its flows' own, and
+	 * one that has not booked far ahead may have it at once. */
+	bool shallow = request->alone &&
+		       request->earliest < line.now + SHALLOW_PACKETS * request->guarantee_cost;
+
+	if (!shallow)
+		leftover = later_ns(line.state->leftover_ns, leftover);
 	if (leftover < request->guarantee) {
 		tick = line_find_room(leftover >> line.shift, line.tick_bytes);
 		if ((__s32)(entitled - tick) >= 0) {
@@ -437,7 +450,10 @@ __noinline int line_find(struct booking_request *request)
 			request->booking = BOOKED_FROM_LEFTOVER;
 			request->guarantee = earlier_ns(request->guarantee, leftover);
 			request->leftover_ns =
-			    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
+			    shallow
+				? 0
+				: leftover +
+				      (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
 		}
 	}
 	if (request->booking != BOOKED_FROM_LEFTOVER)

@@ -102,6 +102,7 @@ __noinline int shard_start_epoch(__u32 cell, __u64 now, __u64 epoch_ns)
 	if (change) {
 		__sync_fetch_and_add(&shard->flows, change);
 		__sync_fetch_and_add(&tin->flows, change);
+		__sync_fetch_and_add(&state->flows, change);
 	}
 	return 0;
 }
@@ -143,6 +144,7 @@ __noinline int shard_count(__u32 cell, __u32 key, __u64 departure, __u64 epoch_n
 	} else {
 		__sync_fetch_and_add(&shard->flows, 1);
 		__sync_fetch_and_add(&state->tins[bounded(cell, MAX_TINS)].flows, 1);
+		__sync_fetch_and_add(&state->flows, 1);
 	}
 	if ((__s32)(until - from) < 0)
 		return 0;

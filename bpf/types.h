@@ -162,6 +162,8 @@ struct tin_clock {
 struct device_state {
 	struct line_state line CACHE_LINE;
 	struct tin_clock tins[MAX_TINS];
+	/* Active flows of all tins. */
+	__u32 flows;
 	__u32 active_shards;
 	__u32 sweeping;
 	__u64 events_lost;

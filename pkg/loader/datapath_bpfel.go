@@ -83,10 +83,12 @@ type dataPathDeviceState struct {
 		Flows  uint32
 		_      [52]byte
 	}
+	Flows        uint32
 	ActiveShards uint32
 	Sweeping     uint32
+	_            [4]byte
 	EventsLost   uint64
-	_            [48]byte
+	_            [40]byte
 }
 
 type dataPathEvent struct {
