@@ -20,9 +20,17 @@ CLANG_FORMAT  := clang-format-19
 BPF_SOURCES := $(shell git ls-files 'bpf/*.[ch]' 'lab/*.[ch]')
 GO_PACKAGES := ./...
 
-# Packages whose tests need a kernel with sch_fq, and the kernels they run on.
+# Packages whose tests need a kernel with sch_fq, and the kernels they run on. The ones of the lab run
+# on the newest only: the peers are the same everywhere.
 VM_PACKAGES := ./pkg/loader ./pkg/qdisc ./pkg/shaper ./cmd/cakectl
+LAB_PACKAGES := ./lab/meter ./lab/topo ./lab/shaper ./lab/traffic ./lab/experiments
 VM_LANES    := newest 6.12 6.1
+
+EXP    ?= all
+PEERS  ?= cake,cake_mq,htb+fq_codel,cakectl
+RATES  ?= 40mbit,200mbit
+QUEUES ?= 8,32
+REPEAT ?= 1
 
 ##@ Use
 
@@ -57,15 +65,30 @@ test-race: ## the same under the race detector
 	$(GO) test -race -shuffle=on -count=1 $(GO_PACKAGES)
 
 .PHONY: test-vm
-test-vm: setup-run $(VM_LANES:%=test-vm-%) ## tests of real pacing on Debian's kernels, in QEMU
+test-vm: $(VM_LANES:%=test-vm-%) test-lab test-virtio ## tests of real pacing on Debian's kernels, in QEMU
 
 .PHONY: $(VM_LANES:%=test-vm-%)
 $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
-	$(GO) run ./internal/vm/run -lane $* -smp 2 $(VM_PACKAGES:%=-test %) -run 'TestVM'
+	$(GO) run ./internal/vm/run -lane $* -smp 2 -timeout 15m $(VM_PACKAGES:%=-test %) -run '^(TestVM|TestLoad)'
+
+.PHONY: test-lab
+test-lab: setup-run ## tests of the lab's own instruments, in QEMU
+	$(GO) run ./internal/vm/run -lane newest -timeout 15m $(LAB_PACKAGES:%=-test %)
+
+.PHONY: test-virtio
+test-virtio: setup-run ## attach and restore on a real multi-queue driver (virtio-net, 4 queues), in QEMU
+	$(GO) run ./internal/vm/run -lane newest -smp 4 -virtio 4 -timeout 10m -test ./pkg/qdisc -run Virtio
 
 .PHONY: fuzz
 fuzz: ## fuzz the parsers for a minute
 	$(GO) test -fuzz=. -fuzztime=60s ./pkg/rates
+
+.PHONY: bench
+bench: lab ## the same as lab
+
+.PHONY: lab
+lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=... REPEAT=1)
+	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT)
 
 .PHONY: lint
 lint: ## formatting, vet, staticcheck

@@ -49,7 +49,7 @@ func (d *DataPath) TinCounters(tin int) (TinCounters, error) {
 		return TinCounters{}, fmt.Errorf("read the counters of tin %d: %w", tin, err)
 	}
 	total := TinCounters{
-		Drops:          make([]Drops, len(dropReasons())),
+		Drops:          make([]Drops, len(dataPathTinCounters{}.Drops)),
 		SojournBuckets: make([]uint64, len(dataPathTinCounters{}.Sojourn)),
 	}
 	for i := range perCPU {

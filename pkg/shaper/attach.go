@@ -50,14 +50,8 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 	if err := env.prepare(); err != nil {
 		return nil, err
 	}
-	if spec.Keep {
-		vanish, err := env.pinsVanish()
-		if err != nil {
-			return nil, err
-		}
-		if vanish {
-			return nil, fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(env.BPFFS))
-		}
+	if spec.Keep && env.pinsVanish() {
+		return nil, fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(env.BPFFS))
 	}
 	l, err := env.lockDevice(ctx, spec.Device)
 	if err != nil {

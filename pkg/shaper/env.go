@@ -93,21 +93,28 @@ func (e Env) mountBPFFS() error {
 
 // pinsVanish tells whether pins are lost with this process's mount namespace: under `ip netns exec`
 // the BPF file system is visible to that one command only.
-func (e Env) pinsVanish() (bool, error) {
-	var ours, first unix.Stat_t
-	if err := errors.Join(unix.Stat("/proc/self/ns/mnt", &ours), unix.Stat("/proc/1/ns/mnt", &first)); err != nil {
-		return false, fmt.Errorf("compare mount namespaces: %w", err)
+func (e Env) pinsVanish() bool {
+	var ours unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/mnt", &ours); err != nil {
+		return false
 	}
-	if ours.Ino == first.Ino {
-		return false, nil
+	// The first process is in the namespace that lasts; where it may not be looked at, the process
+	// that started this one is the best guess.
+	for _, pid := range []string{"1", strconv.Itoa(os.Getppid())} {
+		var theirs, here, there unix.Stat_t
+		if unix.Stat("/proc/"+pid+"/ns/mnt", &theirs) != nil {
+			continue
+		}
+		if ours.Ino == theirs.Ino {
+			return false
+		}
+		dir := filepath.Dir(e.BPFFS)
+		if unix.Stat(dir, &here) != nil {
+			return false
+		}
+		return unix.Stat("/proc/"+pid+"/root"+dir, &there) != nil || here.Dev != there.Dev
 	}
-	var here, there unix.Stat_t
-	dir := filepath.Dir(e.BPFFS)
-	if err := unix.Stat(dir, &here); err != nil {
-		return false, fmt.Errorf("look at %s: %w", dir, err)
-	}
-	err := unix.Stat(filepath.Join("/proc/1/root", dir), &there)
-	return err != nil || here.Dev != there.Dev, nil
+	return false
 }
 
 // recordVersion is the version of the layout of [record].
