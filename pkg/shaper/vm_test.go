@@ -225,8 +225,8 @@ func TestVMTwentyTimes(t *testing.T) {
 // TestVMTwoAtOnce: both succeed, the later one by adopting, and one detach undoes it all.
 func TestVMTwoAtOnce(t *testing.T) {
 	env, device := newEnv(t, 4)
-	before := take(t, env, device)
 	here := testnet.Here(t)
+	before := take(t, env, device)
 	shapers := make([]*Shaper, 2)
 	errs := make([]error, 2)
 	var attaches sync.WaitGroup
