@@ -105,8 +105,12 @@ func (c *Controller) Run(ctx context.Context, events Events) error {
 		}
 		count := uint64(1)
 		for events.Pending() {
-			if _, err := events.Next(ctx); err != nil {
+			_, err := events.Next(ctx)
+			if ctx.Err() != nil {
 				return nil
+			}
+			if err != nil {
+				return err
 			}
 			count++
 		}
@@ -154,17 +158,23 @@ func (c *Controller) recompute(trigger loader.Trigger, events uint64) (int, erro
 }
 
 // Configure makes a new configuration effective: shrinking rates are written before configure is
-// called, growing ones after it, so that at no time more is guaranteed than there is.
+// called, growing ones after it, so that at no time more is guaranteed than there is. Where that
+// fails before configure has succeeded, the configuration stays what it was.
 func (c *Controller) Configure(config rates.Config, configure func() error) (writes int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if config.Bandwidth < c.config.Bandwidth {
+		before := c.config
 		c.config = config
 		writes, err = c.apply(loader.TriggerSet)
-		if err != nil {
-			return writes, err
+		if err == nil {
+			err = configure()
 		}
-		return writes, configure()
+		if err != nil {
+			// A next Configure has to know from which bandwidth it starts.
+			c.config = before
+		}
+		return writes, err
 	}
 	if err := configure(); err != nil {
 		return 0, err
@@ -185,7 +195,7 @@ func (c *Controller) apply(trigger loader.Trigger) (writes int, err error) {
 			return writes, errors.Join(err, c.count(trigger, writes))
 		}
 		writes++
-		if change.Rate == 0 {
+		if pace(change.Rate) == 0 {
 			delete(c.written, cell{change.Queue, change.Tin})
 		} else {
 			c.written[cell{change.Queue, change.Tin}] = change.Rate
