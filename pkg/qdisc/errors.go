@@ -36,7 +36,7 @@ func (e *ForeignError) Error() string {
 	s := fmt.Sprintf("%s: root qdisc %s %s is in use: it is not as the kernel makes it by default", e.Device, e.Kind, e.Handle)
 	switch {
 	case e.Restoring:
-		return fmt.Sprintf("%s: root qdisc %s %s took the place of ours: left alone", e.Device, e.Kind, e.Handle)
+		return fmt.Sprintf("%s: root qdisc %s %s took the place of ours: left alone; remove it (tc qdisc del dev %[1]s root) and detach again", e.Device, e.Kind, e.Handle)
 	case len(e.Lost) == 0:
 		return s + "; use --replace to take its place until detach restores it"
 	}

@@ -88,12 +88,12 @@ func Plan(link netlink.Link, o Options) ([]string, error) {
 		return nil, err
 	}
 	defer c.close()
-	_, todo, err := installer{leaf: fqLeaf{o.FQ}, replace: o.Replace, force: o.Force}.prepare(c, link)
+	_, pending, err := installer{leaf: fqLeaf{o.FQ}, replace: o.Replace, force: o.Force}.prepare(c, link)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, st := range todo.list {
+	for _, st := range pending.list {
 		names = append(names, st.name)
 	}
 	return names, nil
@@ -124,11 +124,11 @@ func (in installer) install(ctx context.Context, link netlink.Link) (func() erro
 		return nil, err
 	}
 	defer c.close()
-	found, todo, err := in.prepare(c, link)
+	found, pending, err := in.prepare(c, link)
 	if err != nil {
 		return nil, err
 	}
-	if len(todo.list) == 0 {
+	if len(pending.list) == 0 {
 		return func() error { return nil }, nil
 	}
 	if err := in.leaf.probe(c, found.Index); err != nil {
@@ -136,7 +136,7 @@ func (in installer) install(ctx context.Context, link netlink.Link) (func() erro
 	}
 	// The context may be what fails; going back must not depend on it.
 	undo := func() error { return converge(context.WithoutCancel(ctx), link, found) }
-	err = todo.run(ctx)
+	err = pending.run(ctx)
 	if err == nil {
 		err = in.check(c, link)
 	}
@@ -147,15 +147,15 @@ func (in installer) install(ctx context.Context, link netlink.Link) (func() erro
 }
 
 // prepare reads the device and lists the steps for it. Nothing is changed yet.
-func (in installer) prepare(c *rtnl, link netlink.Link) (found Journal, todo steps, err error) {
+func (in installer) prepare(c *rtnl, link netlink.Link) (found Journal, pending steps, err error) {
 	if found, err = capture(c, link); err != nil {
 		return Journal{}, steps{}, err
 	}
 	if err := in.admit(found); err != nil {
 		return Journal{}, steps{}, err
 	}
-	todo, err = in.plan(c, found)
-	return found, todo, err
+	pending, err = in.plan(c, found)
+	return found, pending, err
 }
 
 // check returns an error when the kernel accepted all steps and something
@@ -202,7 +202,7 @@ func (in installer) owns(found Journal) bool {
 
 // plan lists the steps from the tree that was found to the one wanted.
 func (in installer) plan(c *rtnl, found Journal) (steps, error) {
-	todo := steps{device: found.Device, before: in.before}
+	pending := steps{device: found.Device, before: in.before}
 	fresh := false // a new root means new leaves
 	for _, want := range in.wanted(found.NumTxQueues) {
 		have, ok := found.at(want.Parent)
@@ -211,9 +211,9 @@ func (in installer) plan(c *rtnl, found Journal) (steps, error) {
 			if ok && !fresh && have.Handle == want.Handle {
 				// The kernel takes a handle that it knows for a request to
 				// change that qdisc, and a qdisc can't change its kind.
-				todo.add("delete "+have.String(), func() error { return c.deleteQdisc(found.Index, have) })
+				pending.add("delete "+have.String(), func() error { return c.deleteQdisc(found.Index, have) })
 			}
-			todo.add("create "+want.String(), func() error { return c.newQdisc(found.Index, want) })
+			pending.add("create "+want.String(), func() error { return c.newQdisc(found.Index, want) })
 			fresh = fresh || want.Parent == parentRoot
 		case want.Kind == in.leaf.kind():
 			diff, err := in.leaf.diff(have.Options)
@@ -221,9 +221,9 @@ func (in installer) plan(c *rtnl, found Journal) (steps, error) {
 				return steps{}, fmt.Errorf("%s: read the options of %s: %w", found.Device, want, err)
 			}
 			if len(diff) > 0 {
-				todo.add("change "+want.String(), func() error { return c.changeQdisc(found.Index, want) })
+				pending.add("change "+want.String(), func() error { return c.changeQdisc(found.Index, want) })
 			}
 		}
 	}
-	return todo, nil
+	return pending, nil
 }

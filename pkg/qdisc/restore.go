@@ -61,8 +61,8 @@ func converge(ctx context.Context, link netlink.Link, target Journal) error {
 			return &ForeignError{Device: now.Device, Kind: root.Kind, Handle: root.Handle, Restoring: true}
 		}
 	}
-	todo := planConverge(c, now, reachable)
-	if err := todo.run(ctx); err != nil {
+	pending := planConverge(c, now, reachable)
+	if err := pending.run(ctx); err != nil {
 		return err
 	}
 	after, err := capture(c, link)
@@ -80,9 +80,9 @@ func converge(ctx context.Context, link netlink.Link, target Journal) error {
 // the root when that is deleted, but inside another qdisc only together with
 // that one. Deleting it there leaves noop, which drops all packets.
 func planConverge(c *rtnl, now, target Journal) steps {
-	todo := steps{device: now.Device}
+	pending := steps{device: now.Device}
 	remove := func(q Qdisc) {
-		todo.add("delete "+q.String(), func() error { return c.deleteQdisc(now.Index, q) })
+		pending.add("delete "+q.String(), func() error { return c.deleteQdisc(now.Index, q) })
 	}
 	fresh := map[Handle]bool{} // made anew: nothing of what is there now is in them
 	done := map[Handle]bool{}
@@ -103,14 +103,14 @@ func planConverge(c *rtnl, now, target Journal) steps {
 					continue
 				}
 				if have.Kind == "fq" && q.Kind == "fq" {
-					todo.add("change "+q.String(), func() error { return c.changeQdisc(now.Index, want) })
+					pending.add("change "+q.String(), func() error { return c.changeQdisc(now.Index, want) })
 					continue
 				}
 				// The kernel takes a handle that is there for a request to
 				// change that qdisc; not all can change all their options.
 				remove(have)
 			}
-			todo.add("create "+q.String(), func() error { return c.newQdisc(now.Index, want) })
+			pending.add("create "+q.String(), func() error { return c.newQdisc(now.Index, want) })
 			fresh[q.Handle] = true
 		}
 	}
@@ -120,7 +120,7 @@ func planConverge(c *rtnl, now, target Journal) steps {
 			remove(q)
 		}
 	}
-	return todo
+	return pending
 }
 
 // mustRemake tells whether inside a qdisc something has taken the place of

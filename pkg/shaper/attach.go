@@ -186,6 +186,9 @@ func changeFrom(from, to config.Spec) (config.Change, error) {
 	return config.Change{Bandwidth: &to.Bandwidth, Tins: to.Tins, Split: &to.Split, RTT: &to.RTT}, nil
 }
 
+// stepQdiscs is the step that a dry run says more about.
+const stepQdiscs = "put mq and fq in place"
+
 // step is one part of an attach. Its work may be done already.
 type step struct {
 	name string
@@ -197,7 +200,7 @@ func (s *Shaper) steps() []step {
 	return []step{
 		{"record what the device looks like", func(context.Context) error { return s.env.writeRecord(s.record) }},
 		{"load the data path", s.loadDataPath},
-		{"put mq and fq in place", s.installQdiscs},
+		{stepQdiscs, s.installQdiscs},
 		{"cap GSO by the rate", func(context.Context) error { return qdisc.ApplyGSOCap(s.device, s.record.Found, s.rates.Bandwidth) }},
 		{"attach the program", s.attachProgram},
 		{"plan the rates", s.startController},
@@ -222,7 +225,7 @@ func (s *Shaper) run(ctx context.Context, steps []step) error {
 }
 
 func (s *Shaper) loadDataPath(context.Context) error {
-	sizing, err := s.sizing()
+	sizing, err := qdisc.HostSizing()
 	if err != nil {
 		return err
 	}
@@ -275,13 +278,19 @@ func (s *Shaper) newDataPath(tins int) (err error) {
 	return s.datapath.Pin(s.env.pins(s.name))
 }
 
-// sizing is what the qdiscs have to hold.
-func (s *Shaper) sizing() (qdisc.Sizing, error) {
-	return qdisc.HostSizing()
+func (s *Shaper) installQdiscs(ctx context.Context) error {
+	if err := s.sizeFQ(); err != nil {
+		return err
+	}
+	if _, err := qdisc.Install(ctx, s.device, s.qdiscs()); err != nil {
+		return err
+	}
+	return s.env.writeRecord(s.record)
 }
 
-func (s *Shaper) installQdiscs(ctx context.Context) error {
-	sizing, err := s.sizing()
+// sizeFQ makes the fqs large enough for the rates and for what sockets may have waiting.
+func (s *Shaper) sizeFQ() error {
+	sizing, err := qdisc.HostSizing()
 	if err != nil {
 		return err
 	}
@@ -293,10 +302,11 @@ func (s *Shaper) installQdiscs(ctx context.Context) error {
 	sizing.LocalHorizonNs = uint64(settings.LocalHorizon)
 	sizing.ForwardHorizonNs = uint64(settings.ForwardHorizon)
 	s.record.FQ = grow(s.record.FQ, qdisc.SizeFQ(sizing))
-	if _, err := qdisc.Install(ctx, s.device, qdisc.Options{FQ: s.record.FQ, Replace: s.record.Spec.Replace}); err != nil {
-		return err
-	}
-	return s.env.writeRecord(s.record)
+	return nil
+}
+
+func (s *Shaper) qdiscs() qdisc.Options {
+	return qdisc.Options{FQ: s.record.FQ, Replace: s.record.Spec.Replace}
 }
 
 // grow keeps limits that are larger: an fq that is given a smaller one drops what it holds beyond.

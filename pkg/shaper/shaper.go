@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
@@ -142,22 +144,29 @@ func (s *Shaper) teardown(ctx context.Context) error {
 
 // Plan says in words what Attach would do. It touches nothing.
 func Plan(_ context.Context, env Env, spec config.Spec) ([]string, error) {
-	if _, err := spec.Resolve(linkSpeed(spec.Device)); err != nil {
+	device, err := netlink.LinkByName(spec.Device)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
+	}
+	s, err := newShaper(env, device, spec)
+	if err != nil {
 		return nil, err
 	}
-	s, err := open(env, spec.Device)
-	attached := err == nil
-	if err != nil && !errors.Is(err, ErrNotAttached) {
+	if err := s.sizeFQ(); err != nil {
 		return nil, err
 	}
-	if !attached {
-		s = &Shaper{name: spec.Device}
-	} else {
-		defer s.Close()
+	qdiscs, err := qdisc.Plan(device, s.qdiscs())
+	if err != nil {
+		return nil, err
 	}
 	var plan []string
 	for _, step := range s.steps() {
 		plan = append(plan, step.name)
+		if step.name == stepQdiscs {
+			for _, line := range qdiscs {
+				plan = append(plan, "  "+line)
+			}
+		}
 	}
 	return plan, nil
 }
