@@ -40,10 +40,10 @@ const (
 
 // What counts as held, and what is demanded beyond that.
 const (
-	within        = 0.05
-	window        = 100 * time.Millisecond
-	changeTime    = 100 * time.Millisecond
-	raiseTime     = 250 * time.Millisecond
+	within     = 0.05
+	window     = 100 * time.Millisecond
+	changeTime = 100 * time.Millisecond
+	raiseTime  = 250 * time.Millisecond
 	// Open connections keep the super-packets of the rate before, which leave in one lump each.
 	loweredWithin = 0.25
 	pingLimit     = 5 * time.Millisecond
