@@ -156,7 +156,7 @@ func (d *DataPath) Detach(device netlink.Link, a Attachment, pins string) error 
 	if d.tcx != nil {
 		// Closing the last reference detaches, so the pin has to go first. Detach does it
 		// whoever holds the link, but fails when the device is gone and the link is dead.
-		if err := os.Remove(filepath.Join(pins, linkPin)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(pins, LinkPin)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the pin of the tcx link: %w", err)
 		}
 		if err := d.tcx.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {

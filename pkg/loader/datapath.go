@@ -31,7 +31,8 @@ const (
 
 const (
 	programPin = "program"
-	linkPin    = "link"
+	// LinkPin is the name under which [DataPath.PinLink] pins the tcx link.
+	LinkPin = "link"
 
 	// A BPF file system takes no dots in names.
 	buildingSuffix = "%new"
@@ -224,7 +225,7 @@ func Open(dir string) (*DataPath, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the pinned program: %w", err)
 	}
-	d.tcx, err = link.LoadPinnedLink(filepath.Join(dir, linkPin), nil)
+	d.tcx, err = link.LoadPinnedLink(filepath.Join(dir, LinkPin), nil)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open the pinned tcx link: %w", err)
 	}
@@ -276,7 +277,7 @@ func (d *DataPath) PinLink(dir string) error {
 	if d.tcx == nil {
 		return nil
 	}
-	if err := d.tcx.Pin(filepath.Join(dir, linkPin)); err != nil {
+	if err := d.tcx.Pin(filepath.Join(dir, LinkPin)); err != nil {
 		return fmt.Errorf("pin the tcx link: %w", err)
 	}
 	return nil

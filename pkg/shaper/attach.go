@@ -35,6 +35,7 @@ type Shaper struct {
 	mu         sync.Mutex
 	device     netlink.Link
 	record     record
+	recordLost bool
 	rates      rates.Config
 	datapath   *loader.DataPath // nil where the pins are gone
 	controller *control.Controller
@@ -92,6 +93,8 @@ func (s *Shaper) sweepUp(ctx context.Context) (bool, error) {
 			return false, err
 		}
 		s.log.Info("the device that was shaped is gone; starting over", "device", s.name)
+	case s.recordLost:
+		s.log.Warn("the record of what was there before is lost; giving the kernel's defaults back first", "device", s.name)
 	case s.datapath == nil:
 		s.log.Info("an earlier attach or detach was cut short; restoring the device first", "device", s.name)
 	default:
@@ -363,6 +366,9 @@ func Open(env Env, device string) (*Shaper, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.recordLost {
+		return s, nil // good for Detach only
+	}
 	if s.rates, err = s.record.Spec.Resolve(linkSpeed(device)); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -370,11 +376,18 @@ func Open(env Env, device string) (*Shaper, error) {
 }
 
 func open(env Env, device string) (*Shaper, error) {
+	s := &Shaper{env: env, log: env.Log, name: device}
 	record, err := env.readRecord(device)
+	if errors.Is(err, ErrNotAttached) {
+		record, s.recordLost = env.lostRecord(device)
+		if s.recordLost {
+			err = nil
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	s := &Shaper{env: env, log: env.Log, name: device, record: record}
+	s.record = record
 	link, err := netlink.LinkByName(device)
 	var missing netlink.LinkNotFoundError
 	if err != nil && !errors.As(err, &missing) {

@@ -15,11 +15,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
+	"github.com/cakectl/cakectl/pkg/rates"
 )
 
 // The directories of a host.
@@ -150,6 +152,46 @@ func (e Env) readRecord(device string) (record, error) {
 		return r, fmt.Errorf("the record of %s has layout %d and this cakectl knows %d: detach with the version that attached", device, r.Version, recordVersion)
 	}
 	return r, nil
+}
+
+// The kernel's limits on super-packets, for devices whose own are not known any more.
+const (
+	kernelGSOBytes    = 65536
+	kernelGSOSegments = 65535
+)
+
+// lostRecord stands in for the record of a device whose pins are there but whose record is not:
+// somebody cleared the run directory. What was there before is not known then, and the kernel's
+// defaults take its place.
+func (e Env) lostRecord(device string) (record, bool) {
+	if _, err := os.Stat(e.pins(device)); err != nil {
+		return record{}, false
+	}
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return record{}, false
+	}
+	netns, err := netnsID()
+	if err != nil {
+		return record{}, false
+	}
+	found, err := qdisc.Capture(link)
+	if err != nil {
+		return record{}, false
+	}
+	found.GSOMaxSizeBytes, found.GSOMaxSegments = kernelGSOBytes, kernelGSOSegments
+	if found.GSOIPv4MaxSizeBytes != 0 {
+		found.GSOIPv4MaxSizeBytes = kernelGSOBytes
+	}
+	attachment := loader.Attachment{Hook: loader.TCX}
+	if _, err := os.Stat(filepath.Join(e.pins(device), loader.LinkPin)); err != nil {
+		// An empty clsact qdisc is likelier ours than somebody's.
+		attachment = loader.Attachment{Hook: loader.Clsact, MadeClsact: true}
+	}
+	return record{
+		Version: recordVersion, Ifindex: link.Attrs().Index, Netns: netns,
+		Spec: config.New(device, rates.Value{}), Attachment: attachment, Found: found,
+	}, true
 }
 
 // writeRecord replaces the record in one step, on disk before it returns.

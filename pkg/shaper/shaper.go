@@ -63,6 +63,16 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 	defer l.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.recordLost {
+		return Changed{}, fmt.Errorf("change %s: the record of it in %s is gone; detach it, then attach it again", s.name, s.env.RunDir)
+	}
+	// While this one waited for the lock, another command may have changed the device or detached it.
+	if s.record, err = s.env.readRecord(s.name); err != nil {
+		return Changed{}, fmt.Errorf("change %s: %w", s.name, err)
+	}
+	if s.rates, err = s.record.Spec.Resolve(linkSpeed(s.name)); err != nil {
+		return Changed{}, err
+	}
 	if s.device == nil || s.datapath == nil {
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, ErrNotAttached)
 	}
@@ -116,6 +126,9 @@ func (s *Shaper) Detach(ctx context.Context) error {
 	defer l.release()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, err := s.env.readRecord(s.name); errors.Is(err, ErrNotAttached) && !s.recordLost {
+		return nil // another command was faster
+	}
 	if s.device == nil {
 		if err := s.requireGone(); err != nil {
 			return fmt.Errorf("detach %s: %w", s.name, err)

@@ -24,6 +24,9 @@ import (
 func (s *Shaper) Status(context.Context) (api.Status, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.recordLost {
+		return api.Status{}, fmt.Errorf("read the state of %s: it is shaped, but the record of it in %s is gone; cakectl detach %[1]s takes it off and gives the kernel's defaults back", s.name, s.env.RunDir)
+	}
 	status := api.Status{
 		Device:    s.name,
 		Attach:    string(s.record.Attachment.Hook),

@@ -354,3 +354,68 @@ func backlog(t *testing.T, s *Shaper) int {
 	}
 	return len(cells)
 }
+
+// TestVMSetAfterDetach is a set that loses the race against a detach: it touches nothing.
+func TestVMSetAfterDetach(t *testing.T) {
+	env, device := newEnv(t, 4)
+	before := take(t, env, device)
+	s, err := Attach(t.Context(), env, spec("100mbit"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(env, testnet.Device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Detach(t.Context()), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	value, err := rates.ParseValue("50mbit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Set(t.Context(), config.Change{Bandwidth: &value}); !errors.Is(err, ErrNotAttached) {
+		t.Errorf("set after another's detach: %v, want %v", err, ErrNotAttached)
+	}
+	if err := errors.Join(other.Detach(t.Context()), other.Close()); err != nil {
+		t.Errorf("detach after another's detach: %v", err)
+	}
+	wantAsBefore(t, env, device, before)
+}
+
+// TestVMLostRecord clears the run directory under a shaped device: detach and attach both find their
+// way back to what the kernel makes by default.
+func TestVMLostRecord(t *testing.T) {
+	for _, hook := range hooks() {
+		env, device := newEnv(t, 4)
+		env.Hook = hook
+		before := take(t, env, device)
+		for _, again := range []bool{false, true} {
+			s, err := Attach(t.Context(), env, spec("100mbit"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(s.Close(), os.Remove(env.record(testnet.Device))); err != nil {
+				t.Fatal(err)
+			}
+			if again {
+				s, err = Attach(t.Context(), env, spec("50mbit"))
+			} else {
+				s, err = Open(env, testnet.Device)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(s.Detach(t.Context()), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+			after := take(t, env, device)
+			for _, difference := range qdisc.Diff(before.journal, after.journal) {
+				t.Errorf("attached again: %v: left behind: %s", again, difference)
+			}
+			if len(after.pins) != len(before.pins) || after.tcx != before.tcx {
+				t.Errorf("attached again: %v: left behind: pins %v, %d tcx programs", again, after.pins, after.tcx)
+			}
+		}
+	}
+}
