@@ -94,7 +94,7 @@ func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
 			return r, err
 		}
 	}
-	for _, flag := range []string{"metrics", "keep"} {
+	for _, flag := range []string{"metrics", "keep", "replace"} {
 		if cmd.Flags().Changed(flag) {
 			r.processFlags = append(r.processFlags, "--"+flag)
 		}

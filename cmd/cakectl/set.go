@@ -58,7 +58,8 @@ func (a *app) applyChange(ctx context.Context, d api.Device, change config.Chang
 	}
 	status, err := d.Status(ctx)
 	if errors.Is(err, api.ErrNoDaemon) {
-		return nil // it ended in between, with the change in force
+		a.say("%s: changed, but the process that did it has ended since: cakectl status tells what is left", changed.Spec.Device)
+		return nil
 	}
 	if err != nil {
 		return err
