@@ -46,6 +46,16 @@ func (n Namespace) Do(f func() error) error {
 	return <-result
 }
 
+// quiet keeps new devices from sending by themselves: router solicitations and the like would be
+// counted as packets of the test's.
+func quiet(t testing.TB) {
+	t.Helper()
+	err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("switch IPv6 off in the test's network namespace: %v", err)
+	}
+}
+
 // Names and addresses of the pair that [Veth] makes. The peer's address is known to be at the peer,
 // which takes packets and answers none.
 const (
@@ -77,6 +87,7 @@ func Enter(t testing.TB) {
 		before.Close()
 		runtime.UnlockOSThread()
 	})
+	quiet(t)
 }
 
 // Veth makes a pair of devices with so many queues, up and with addresses, in the namespace of the
