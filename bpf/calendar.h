@@ -39,7 +39,7 @@
 /* Ticks by which a departure may miss its guarantee before that counts as lost. */
 #define LAG_TICKS 2
 
-/* A flow that has booked no more than so many packets ahead at its guarantee: TCP's usual state. */
+/* A flow with fewer packets booked ahead at its guarantee is shallow: TCP is, as a rule. */
 #define SHALLOW_PACKETS 2
 
 enum booking {
@@ -115,7 +115,7 @@ static __always_inline struct tick *tick_at(struct line *line, __u32 tick)
 	return &line->calendar->ticks[bounded(tick, CALENDAR_TICKS)];
 }
 
-/* Bytes booked in a tick; in the present one, what time has passed is gone too. */
+/* Bytes booked in a tick. How much of the present one has passed is for tick_gone to say. */
 static __always_inline __u32 tick_booked(struct line *line, __u32 tick)
 {
 	__u64 word = *(volatile __u64 *)&tick_at(line, tick)->stamp_and_bytes;

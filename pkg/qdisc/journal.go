@@ -298,7 +298,7 @@ func (j Journal) Unrestorable() []string {
 		case q.Filters > 0:
 			lost = append(lost, fmt.Sprintf("%s of %s", count(q.Filters, "filter", "s"), name))
 		case !restorableKind(q.Kind) && q.Handle != 0:
-			lost = append(lost, name)
+			lost = append(lost, name+", a kind that is not known to come back as it was")
 		}
 		if q.SizeTable {
 			lost = append(lost, "size table (stab) of "+name)
