@@ -118,7 +118,7 @@ func names(t *testing.T, dir string) (names []string) {
 func wantAsBefore(t *testing.T, env Env, device netlink.Link, before snapshot) {
 	t.Helper()
 	after := take(t, env, device)
-	for try := 0; after.objects != before.objects && try < 100; try++ {
+	for try := 0; after.objects > before.objects && try < 100; try++ {
 		runtime.Gosched()
 		testnet.Run(t, "sleep 0.05")
 		after = take(t, env, device)
@@ -129,7 +129,8 @@ func wantAsBefore(t *testing.T, env Env, device netlink.Link, before snapshot) {
 	if after.tcx != before.tcx || after.filters != before.filters {
 		t.Errorf("left behind: %d tcx programs, were %d; filters %q, were %q", after.tcx, before.tcx, after.filters, before.filters)
 	}
-	if after.objects != before.objects {
+	// Fewer is no leak: what an earlier test let go of may be freed only now.
+	if after.objects > before.objects {
 		t.Errorf("left behind: %d BPF programs and maps, were %d", after.objects, before.objects)
 	}
 	if after.fds != before.fds {
