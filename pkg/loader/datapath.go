@@ -18,7 +18,7 @@ import (
 
 // LayoutVersion is the version of the maps' layout (LAYOUT_VERSION in bpf/types.h). Maps of another
 // version are not adopted.
-const LayoutVersion = 1
+const LayoutVersion = 2
 
 const (
 	// MaxTins is the number of tins the maps have room for; cells of a queue lie MaxTins apart.
