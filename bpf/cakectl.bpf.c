@@ -16,6 +16,10 @@
  * room. So flows share equally, a ping does not wait, nothing is left idle, and no tick is sold
  * twice, even if all the counts that guarantees are made from are wrong.
  *
+ * A packet of a local socket is charged to it until it leaves, so the socket stops by itself, and
+ * may book far ahead. A forwarded one has no such brake: its flow is told by CE marks or drops when
+ * it waits too long (aqm.h).
+ *
  * A tin's ceiling is a clock of its own; it holds back what the tin takes from the leftover, and,
  * beyond a slack, its guarantees.
  *
@@ -24,6 +28,7 @@
  * verdict is always "unspecified", so that others' programs run too.
  */
 #include "activity.h"
+#include "aqm.h"
 #include "calendar.h"
 #include "clock.h"
 #include "flow.h"
@@ -35,6 +40,16 @@
 
 /* How far a tin's guarantees may run ahead of its ceiling together. */
 #define CEIL_SLACK_NS 10000000ULL
+
+/* Packets that a forwarded flow may have waiting whatever the horizon. */
+#define FORWARD_PACKETS_MIN 4
+
+enum fate {
+	SENT,
+	SENT_MARKED,
+	DROPPED_BY_AQM,
+	DROPPED_BY_HORIZON,
+};
 
 static __always_inline int bypass(enum bypass_reason reason)
 {
@@ -83,7 +98,48 @@ static __always_inline __u64 flow_cost(const struct flow *flow, const struct sha
 	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
 }
 
-static __always_inline int shape(struct __sk_buff *skb, __u64 now)
+/* The longest that a packet may wait. A forwarded flow may always have some packets waiting, or no
+ * TCP would get going at a low rate.
+ */
+static __always_inline __u64 horizon_ns(const struct device_config *cfg, bool local,
+					const struct booking_request *request)
+{
+	__u64 packet_cost = request->guarantee_cost;
+
+	if (local)
+		return cfg->local_horizon_ns;
+	if (request->bytes > cfg->full_packet_bytes)
+		packet_cost = packet_cost / request->bytes * cfg->full_packet_bytes;
+	return earlier_ns(later_ns(cfg->forward_horizon_ns, FORWARD_PACKETS_MIN * packet_cost),
+			  cfg->local_horizon_ns);
+}
+
+/* What a packet that will wait for so long comes to. One that finds nothing of its flow waiting is
+ * never signalled, nor is a wait of less than one and a half packets at the flow's own guarantee.
+ */
+static __always_inline enum fate fate_of(struct __sk_buff *skb, struct flow *flow,
+					 const struct device_config *cfg,
+					 const struct tin_config *tin_cfg, bool local,
+					 const struct booking_request *request, __u64 sojourn)
+{
+	__u64 now = request->now;
+
+	if (sojourn > horizon_ns(cfg, local, request))
+		return DROPPED_BY_HORIZON;
+	if (local || !tin_cfg->aqm_target_ns)
+		return SENT;
+
+	__u64 own = request->guarantee_cost + request->guarantee_cost / 2;
+	__u64 waiting = flow->departure_ns > now ? sojourn : 0;
+
+	if (!aqm_signals(&flow->aqm, now, waiting, later_ns(tin_cfg->aqm_target_ns, own),
+			 tin_cfg->aqm_interval_ns))
+		return SENT;
+	return bpf_skb_ecn_set_ce(skb) ? SENT_MARKED : DROPPED_BY_AQM;
+}
+
+/* local: whether the packet is still charged to a socket of this machine. */
+static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 {
 	__u32 zero = 0;
 	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
@@ -151,8 +207,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 	__u64 paced = own > now && own - now < cfg->local_horizon_ns ? own : now;
 	__u64 departure = later_ns(request.departure, paced);
 	__u64 sojourn = departure - now;
-	__u64 horizon = skb->sk ? cfg->local_horizon_ns : cfg->forward_horizon_ns;
-	bool dropped = sojourn > horizon;
+	enum fate fate = fate_of(skb, flow, cfg, tin_cfg, local, &request, sojourn);
+	bool dropped = fate >= DROPPED_BY_AQM;
 
 	if (backlogged) {
 		shard_count(cell, set * FLOW_WAYS + way, dropped ? now : departure, cfg->epoch_ns);
@@ -160,10 +216,14 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 			      cfg->epoch_ns);
 	}
 	if (dropped) {
-		stats->drops[DROP_HORIZON].packets += packets;
-		stats->drops[DROP_HORIZON].bytes += bytes;
+		enum drop_reason reason = fate == DROPPED_BY_AQM ? DROP_AQM : DROP_HORIZON;
+
+		stats->drops[reason].packets += packets;
+		stats->drops[reason].bytes += bytes;
 		return TC_ACT_SHOT;
 	}
+	if (fate == SENT_MARKED)
+		stats->ecn_marked_packets += packets;
 
 	request.late = missed_ns(&request, paced);
 	if (request.tick_bytes)
@@ -193,7 +253,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now)
 SEC("tc")
 int cakectl_egress(struct __sk_buff *skb)
 {
-	return shape(skb, bpf_ktime_get_ns());
+	return shape(skb, bpf_ktime_get_ns(), skb->sk);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -51,6 +51,7 @@ __noinline __u32 flow_find_way(__u32 key, __u32 hash, __u32 epoch, __u64 now)
 	flow->counted = epoch - 1;
 	flow->guarantee_ns = 0;
 	flow->departure_ns = 0;
+	__builtin_memset(&flow->aqm, 0, sizeof(flow->aqm));
 	return way;
 }
 

@@ -23,6 +23,8 @@
 enum drop_reason {
 	/* The departure lies beyond the horizon of the packet's origin (local or forwarded). */
 	DROP_HORIZON,
+	/* CoDel's signal to a flow that is not ECN-capable. */
+	DROP_AQM,
 	DROP_REASONS,
 };
 
@@ -50,6 +52,9 @@ enum event_kind {
 struct tin_config {
 	__u64 rate_ns_per_byte_q24;
 	__u64 ceil_ns_per_byte_q24;
+	/* CoDel's, for flows that nothing else stops; no target is no queue management. */
+	__u64 aqm_target_ns;
+	__u64 aqm_interval_ns;
 };
 
 struct device_config {
@@ -82,6 +87,15 @@ struct xps_entry {
 	__u16 queues[XPS_CHOICES];
 };
 
+struct aqm {
+	/* When the next signal is due, or since when the sojourn has been below the target. */
+	__u64 next_ns;
+	/* Signals so far, and 1/sqrt of that with 16 fractional bits. */
+	__u32 count;
+	__u16 root_q16;
+	__u16 phase; /* enum aqm_phase */
+};
+
 struct flow {
 	/* The whole flow hash; 0 is an empty way. */
 	__u32 tag;
@@ -91,6 +105,7 @@ struct flow {
 	__u64 guarantee_ns;
 	/* The latest departure given: nothing of this flow may leave earlier. */
 	__u64 departure_ns;
+	struct aqm aqm;
 };
 
 struct flow_set {
@@ -180,6 +195,7 @@ struct tin_counters {
 	__u64 bytes;
 	__u64 delayed_packets;
 	__u64 sojourn_ns;
+	__u64 ecn_marked_packets;
 	struct drop_count drops[DROP_REASONS];
 	/* Bucket i counts packets with a sojourn below 2^i units of 1,024 ns, and not below
 	 * 2^(i-1). */

@@ -5,6 +5,8 @@
 #include "../cakectl.bpf.c"
 
 volatile __u64 inject_now_ns;
+/* A test run always gives the packet a socket. */
+volatile bool inject_forwarded;
 /* What the kernel made of the packet's addresses and ports. */
 volatile __u32 seen_hash;
 
@@ -12,5 +14,5 @@ SEC("tc")
 int inject_egress(struct __sk_buff *skb)
 {
 	seen_hash = bpf_get_hash_recalc(skb);
-	return shape(skb, inject_now_ns);
+	return shape(skb, inject_now_ns, !inject_forwarded);
 }

@@ -136,6 +136,7 @@ func printTins(w io.Writer, tins []api.Tin) {
 		{"sent bytes", func(t api.Tin) string { return number(t.SentBytes) }},
 		{"packets", func(t api.Tin) string { return number(t.SentPackets) }},
 		{"delayed", func(t api.Tin) string { return number(t.DelayedPackets) }},
+		{"ecn marked", func(t api.Tin) string { return number(t.ECNMarked) }},
 	}
 	for _, reason := range dropReasons(tins) {
 		rows = append(rows, row{"drop " + reason, func(t api.Tin) string { return number(t.DroppedPackets[reason]) }})

@@ -57,6 +57,7 @@ type Tin struct {
 	SentBytes      uint64            `json:"sent_bytes"`
 	SentPackets    uint64            `json:"sent_packets"`
 	DelayedPackets uint64            `json:"delayed_packets"`
+	ECNMarked      uint64            `json:"ecn_marked_packets"`
 	DroppedPackets map[string]uint64 `json:"dropped_packets"`
 	DroppedBytes   map[string]uint64 `json:"dropped_bytes"`
 	Sojourn        Sojourn           `json:"sojourn_seconds"`

@@ -42,6 +42,7 @@ func TestStatusJSON(t *testing.T) {
       "sent_bytes": 0,
       "sent_packets": 0,
       "delayed_packets": 0,
+      "ecn_marked_packets": 0,
       "dropped_packets": {
         "horizon": 1
       },

@@ -13,7 +13,7 @@ type DropReason int
 // dropReasons are the names of enum drop_reason (bpf/types.h), in its order. The array's length
 // follows the maps' layout, so that a reason without a name does not compile.
 func dropReasons() [len(dataPathTinCounters{}.Drops)]string {
-	return [...]string{"horizon"}
+	return [...]string{"horizon", "aqm"}
 }
 
 // String is the reason's name as metrics and status show it.
@@ -28,6 +28,8 @@ type Drops struct {
 // those on the wire, with each segment's headers.
 type TinCounters struct {
 	Packets, Bytes, DelayedPackets uint64
+	// ECNMarkedPackets are those sent with a CE mark that the AQM gave them.
+	ECNMarkedPackets uint64
 	// Drops is indexed by [DropReason].
 	Drops []Drops
 	// Sojourn is the time between enqueue and departure of what was sent: its sum over all packets,
@@ -57,6 +59,7 @@ func (d *DataPath) TinCounters(tin int) (TinCounters, error) {
 		total.Packets += cpu.Packets
 		total.Bytes += cpu.Bytes
 		total.DelayedPackets += cpu.DelayedPackets
+		total.ECNMarkedPackets += cpu.EcnMarkedPackets
 		total.SojournSum += time.Duration(cpu.SojournNs)
 		for reason, drops := range cpu.Drops {
 			total.Drops[reason].Packets += drops.Packets

@@ -59,6 +59,8 @@ type dataPathDeviceConfig struct {
 		_                structs.HostLayout
 		RateNsPerByteQ24 uint64
 		CeilNsPerByteQ24 uint64
+		AqmTargetNs      uint64
+		AqmIntervalNs    uint64
 	}
 	DscpToTin [64]uint8
 }
@@ -116,6 +118,13 @@ type dataPathFlowSet struct {
 		Counted     uint32
 		GuaranteeNs uint64
 		DepartureNs uint64
+		Aqm         struct {
+			_       structs.HostLayout
+			NextNs  uint64
+			Count   uint32
+			RootQ16 uint16
+			Phase   uint16
+		}
 	}
 }
 
@@ -145,12 +154,13 @@ type dataPathSweeper struct {
 }
 
 type dataPathTinCounters struct {
-	_              structs.HostLayout
-	Packets        uint64
-	Bytes          uint64
-	DelayedPackets uint64
-	SojournNs      uint64
-	Drops          [1]struct {
+	_                structs.HostLayout
+	Packets          uint64
+	Bytes            uint64
+	DelayedPackets   uint64
+	SojournNs        uint64
+	EcnMarkedPackets uint64
+	Drops            [2]struct {
 		_       structs.HostLayout
 		Packets uint64
 		Bytes   uint64

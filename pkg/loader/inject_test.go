@@ -4,6 +4,7 @@ package loader
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 	"testing"
 	"time"
@@ -18,7 +19,12 @@ type injected struct {
 	t       testing.TB
 	program *ebpf.Program
 	now     *ebpf.Variable
-	hash    *ebpf.Variable
+	// forwarded makes the packets to come forwarded ones; else they are of a local socket.
+	forwarded *ebpf.Variable
+	hash      *ebpf.Variable
+	// What the last run came to: its verdict and the frame as it left.
+	verdict int32
+	frame   []byte
 }
 
 // epoch is where injected time starts: later than the machine's clock, so that the sweep, which
@@ -49,6 +55,7 @@ func newInjected(t testing.TB, options Options, settings Settings) *injected {
 	}
 	in.program = collection.Programs["inject_egress"]
 	in.now = collection.Variables["inject_now_ns"]
+	in.forwarded = collection.Variables["inject_forwarded"]
 	in.hash = collection.Variables["seen_hash"]
 	if settings.Queues == 0 {
 		settings.Queues = options.Queues
@@ -85,12 +92,14 @@ type packet struct {
 	segs    int
 	tstamp  time.Duration // its own pacing
 	frame   []byte        // instead of an IPv4 frame of flow and dscp
-	verdict int32         // expected
+	verdict int32         // expected; see anyVerdict
 }
 
 const (
 	actUnspec = -1
 	actShot   = 2
+	// anyVerdict leaves the verdict to the caller, who finds it in injected.verdict.
+	anyVerdict = math.MinInt32
 )
 
 // send runs the program and returns when the packet may leave; 0 stands for no departure time, which
@@ -109,11 +118,13 @@ func (in *injected) send(p packet) time.Duration {
 	}
 	context := skbContext{WireLen: uint32(max(p.bytes, len(frame))), GSOSegs: uint32(p.segs), Tstamp: uint64(p.tstamp)}
 	out := skbContext{}
-	verdict, err := in.program.Run(&ebpf.RunOptions{Data: frame, Context: context, ContextOut: &out})
+	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context, ContextOut: &out}
+	verdict, err := in.program.Run(options)
 	if err != nil {
 		in.t.Fatalf("run the program: %v", err)
 	}
-	if int32(verdict) != orPass(p.verdict) {
+	in.verdict, in.frame = int32(verdict), options.DataOut
+	if p.verdict != anyVerdict && int32(verdict) != orPass(p.verdict) {
 		in.t.Fatalf("packet at %v of flow %d: verdict %d, want %d", p.at, p.flow, int32(verdict), orPass(p.verdict))
 	}
 	return time.Duration(out.Tstamp)

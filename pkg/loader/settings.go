@@ -36,6 +36,9 @@ type Settings struct {
 // TinSettings are the rates of one tin; [rates.Unlimited] as a ceiling means none.
 type TinSettings struct {
 	Rate, Ceil rates.Rate
+	// AQMTarget and AQMInterval are CoDel's, for what no socket's buffer stops: a flow whose packets
+	// wait longer than the target for an interval is told to slow down. No target is no AQM.
+	AQMTarget, AQMInterval time.Duration
 }
 
 // Configure makes the data path follow the settings from the next packet on.
@@ -76,6 +79,8 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 	for i, tin := range s.Tins {
 		config.Tins[i].RateNsPerByteQ24 = rates.NsPerByteQ24(tin.Rate)
 		config.Tins[i].CeilNsPerByteQ24 = rates.NsPerByteQ24(tin.Ceil)
+		config.Tins[i].AqmTargetNs = uint64(tin.AQMTarget)
+		config.Tins[i].AqmIntervalNs = uint64(tin.AQMInterval)
 	}
 	var before dataPathDeviceConfig
 	if err := d.objects.Config.Lookup(uint32(0), &before); err != nil {

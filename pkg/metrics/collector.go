@@ -156,6 +156,7 @@ func (s series) tin(device string, tin api.Tin) {
 	s.send("cakectl_tin_bytes_total", float64(tin.SentBytes), device, tin.Name)
 	s.send("cakectl_tin_packets_total", float64(tin.SentPackets), device, tin.Name)
 	s.send("cakectl_tin_delayed_packets_total", float64(tin.DelayedPackets), device, tin.Name)
+	s.send("cakectl_tin_ecn_marked_packets_total", float64(tin.ECNMarked), device, tin.Name)
 	for reason, packets := range tin.DroppedPackets {
 		s.send("cakectl_tin_dropped_packets_total", float64(packets), device, tin.Name, reason)
 	}

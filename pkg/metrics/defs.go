@@ -53,6 +53,8 @@ func definitions() []definition {
 			"Packets (GSO segments) accepted."},
 		{"cakectl_tin_delayed_packets_total", counter, tin,
 			"Packets (GSO segments) given a departure time in the future."},
+		{"cakectl_tin_ecn_marked_packets_total", counter, tin,
+			"Packets (GSO segments) given a CE mark: their forwarded flow waited too long."},
 		{"cakectl_tin_dropped_packets_total", counter, []string{"device", "tin", "reason"},
 			"Packets (GSO segments) dropped."},
 		{"cakectl_tin_dropped_bytes_total", counter, []string{"device", "tin", "reason"},

@@ -57,9 +57,18 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		DSCPToTin:       def.DSCPToTin,
 	}
 	for _, tin := range cfg.Tins {
-		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil})
+		target, interval := aqm(spec.RTT, timeToSend(uint64(mtu+linkHeaderBytes), tin.Rate))
+		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil, AQMTarget: target, AQMInterval: interval})
 	}
 	return s, nil
+}
+
+// aqm is CoDel's target and interval for traffic of a round-trip time, in a tin where a full packet
+// takes so long, as CAKE has them: a twentieth of the round-trip time and all of it, and at low rates
+// no less than one and a half packets, and two targets.
+func aqm(rtt, packet time.Duration) (target, interval time.Duration) {
+	target = max(packet+packet/2, rtt/20)
+	return target, max(rtt+target-rtt/20, 2*target)
 }
 
 // timeToSend is how long n bytes take at a rate; an hour and more is an hour.

@@ -143,6 +143,7 @@ func (s *Shaper) readTins(status *api.Status) error {
 			SentBytes:      counters.Bytes,
 			SentPackets:    counters.Packets,
 			DelayedPackets: counters.DelayedPackets,
+			ECNMarked:      counters.ECNMarkedPackets,
 			DroppedPackets: map[string]uint64{},
 			DroppedBytes:   map[string]uint64{},
 			Sojourn:        sojourn(counters),
