@@ -73,7 +73,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 	if missing := missingCapabilities(); errors.Is(err, fs.ErrPermission) && len(missing) > 0 {
 		err = fmt.Errorf("%w (missing %s; run it as root)", err, strings.Join(missing, ", "))
 	}
-	a.complain("%v", err)
+	for _, mistake := range mistakes(err) {
+		a.complain("%v", mistake)
+	}
 	switch kindOf(err) {
 	case api.KindInvalid:
 		return exitInvalid
@@ -82,6 +84,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 	default:
 		return exitFailed
 	}
+}
+
+// mistakes are the errors in a configuration file, which are told one a line. Every other error is one.
+func mistakes(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, e := range joined.Unwrap() {
+		var inFile *config.FileError
+		if !errors.As(e, &inFile) {
+			return []error{err}
+		}
+	}
+	return joined.Unwrap()
 }
 
 // kindOf sorts errors, for exit statuses and for the answers to other processes.
@@ -181,7 +198,7 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 		a.started = true
 		return nil
 	}
-	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(), a.versionCommand())
+	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(), a.checkCommand(), a.versionCommand())
 	root.SetHelpCommand(helpCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 90"))
 	root.InitDefaultCompletionCmd()

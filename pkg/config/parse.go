@@ -31,28 +31,36 @@ func ParseTinFlag(text string) (TinOverride, error) {
 		if !found {
 			return TinOverride{}, invalid("tin %s: %q is not KEY:RATE; the keys are rate and ceil", name, part)
 		}
-		setting, reset, resetWord := &o.Rate, &o.RateDefault, "default"
-		switch key = strings.ToLower(strings.TrimSpace(key)); key {
-		case "rate":
-		case "ceil":
-			setting, reset, resetWord = &o.Ceil, &o.CeilNone, "none"
-		default:
-			return TinOverride{}, invalid("tin %s: unknown key %q in %q; the keys are rate and ceil", name, key, part)
+		if err := o.set(name, key, value); err != nil {
+			return TinOverride{}, err
 		}
-		if *setting != nil || *reset {
-			return TinOverride{}, invalid("tin %s: %s is given twice", name, key)
-		}
-		if strings.EqualFold(strings.TrimSpace(value), resetWord) {
-			*reset = true
-			continue
-		}
-		v, err := rates.ParseValue(value)
-		if err != nil {
-			return TinOverride{}, invalid("tin %s: %s %w; %s also takes %q", name, key, err, key, resetWord)
-		}
-		*setting = &v
 	}
 	return o, nil
+}
+
+// set reads one setting of a tin, which the user called name.
+func (o *TinOverride) set(name, key, value string) error {
+	setting, reset, resetWord := &o.Rate, &o.RateDefault, "default"
+	switch key = strings.ToLower(strings.TrimSpace(key)); key {
+	case "rate":
+	case "ceil":
+		setting, reset, resetWord = &o.Ceil, &o.CeilNone, "none"
+	default:
+		return invalid("tin %s: unknown key %q; the keys are rate and ceil", name, key)
+	}
+	if *setting != nil || *reset {
+		return invalid("tin %s: %s is given twice", name, key)
+	}
+	if strings.EqualFold(strings.TrimSpace(value), resetWord) {
+		*reset = true
+		return nil
+	}
+	v, err := rates.ParseValue(value)
+	if err != nil {
+		return invalid("tin %s: %s %w; %s also takes %q", name, key, err, key, resetWord)
+	}
+	*setting = &v
+	return nil
 }
 
 // ParseBandwidth reads a bandwidth: absolute, a percentage of the link's speed, or "unlimited".

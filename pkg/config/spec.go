@@ -42,6 +42,9 @@ type Spec struct {
 	Keep bool `json:"keep,omitempty"`
 	// Replace allows to replace a qdisc that is not the kernel's default.
 	Replace bool `json:"replace,omitempty"`
+	// FromFile tells that the device is in the configuration file of a daemon: when it is not any
+	// more, it is detached.
+	FromFile bool `json:"from_file,omitempty"`
 	// DryRun only says what would be done.
 	DryRun bool `json:"dry_run,omitempty"`
 }
@@ -336,6 +339,33 @@ func (s Spec) Apply(c Change) (Spec, error) {
 		return Spec{}, err
 	}
 	return s, nil
+}
+
+// ChangeTo is the change that makes s what to is, as far as that can be while traffic flows: what to
+// does not override goes back to its default. Tins of another preset cannot be changed to.
+func (s Spec) ChangeTo(to Spec) (Change, error) {
+	if s.Preset != to.Preset {
+		return Change{}, invalid("%s is attached with %s, and tins cannot change under traffic: detach it first to have %s", s.Device, s.Preset, to.Preset)
+	}
+	change := Change{Bandwidth: &to.Bandwidth, Split: &to.Split, RTT: &to.RTT, Tins: slices.Clone(to.Tins)}
+	for _, o := range s.Tins {
+		change.Tins = withDefaults(change.Tins, o)
+	}
+	return change, nil
+}
+
+// withDefaults adds to overrides that what o sets for its tin, and they do not, goes back to its
+// default.
+func withDefaults(overrides []TinOverride, o TinOverride) []TinOverride {
+	i := slices.IndexFunc(overrides, func(t TinOverride) bool { return t.Name == o.Name })
+	if i < 0 {
+		i = len(overrides)
+		overrides = append(overrides, TinOverride{Name: o.Name})
+	}
+	t := &overrides[i]
+	t.RateDefault = t.RateDefault || o.Rate != nil && t.Rate == nil
+	t.CeilNone = t.CeilNone || o.Ceil != nil && t.Ceil == nil
+	return overrides
 }
 
 // mergeOverrides gives the overrides of base with those of change on top.

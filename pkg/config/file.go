@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
+)
+
+// File is what one daemon shapes. As YAML:
+//
+//	metrics: 127.0.0.1:9750 # or none
+//	defaults:               # settings of all devices, where they do not say otherwise
+//	  rtt: regional
+//	devices:
+//	  eth0:
+//	    bandwidth: 2gbit
+//	    diffserv: diffserv4
+//	    split: flows
+//	    keep: true          # shaping outlives the daemon
+//	    tins:
+//	      voice: {rate: 50mbit}
+//	      bulk: {ceil: 10%}
+type File struct {
+	MetricsAddress string
+	// Devices are in the order of their names.
+	Devices []Spec
+}
+
+// FileError is what is wrong at one place of a file.
+type FileError struct {
+	Path         string
+	Line, Column int // 0 where it is the file as a whole
+	Err          error
+}
+
+func (e *FileError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %v", e.Path, e.Err)
+	}
+	return fmt.Sprintf("%s:%d:%d: %v", e.Path, e.Line, e.Column, e.Err)
+}
+
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Is makes every FileError an [ErrInvalid].
+func (e *FileError) Is(target error) bool { return target == ErrInvalid }
+
+// ReadFile reads and checks a file, as far as that goes without asking the kernel. The error joins a
+// [FileError] for everything that is wrong with it.
+func ReadFile(path string) (File, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return File{}, invalid("read the configuration: %w", err)
+	}
+	return ParseFile(path, text)
+}
+
+// ParseFile is [ReadFile] with the text at hand; path is for the errors.
+func ParseFile(path string, text []byte) (File, error) {
+	r := fileReader{path: path}
+	file := r.read(text)
+	if len(r.errs) > 0 {
+		return File{}, errors.Join(r.errs...)
+	}
+	return file, nil
+}
+
+// fileReader walks the tree of a file and collects what is wrong with it.
+type fileReader struct {
+	path string
+	errs []error
+}
+
+func (r *fileReader) fail(node ast.Node, err error) {
+	e := &FileError{Path: r.path, Err: err}
+	if node != nil {
+		if token := node.GetToken(); token != nil && token.Position != nil {
+			e.Line, e.Column = token.Position.Line, token.Position.Column
+		}
+	}
+	r.errs = append(r.errs, e)
+}
+
+func (r *fileReader) read(text []byte) File {
+	tree, err := parser.ParseBytes(text, 0)
+	var syntax yaml.Error
+	switch {
+	case errors.As(err, &syntax):
+		at := syntax.GetToken().Position
+		r.errs = append(r.errs, &FileError{r.path, at.Line, at.Column, errors.New(syntax.GetMessage())})
+		return File{}
+	case err != nil:
+		r.fail(nil, err)
+		return File{}
+	case len(tree.Docs) != 1 || tree.Docs[0].Body == nil:
+		r.fail(nil, errors.New("want one YAML document, with a section devices"))
+		return File{}
+	}
+	file := File{MetricsAddress: DefaultMetricsAddress}
+	defaults := New("", rates.Value{})
+	defaults.Keep, defaults.MetricsAddress, defaults.FromFile = true, MetricsNone, true
+	var devices ast.Node
+	r.mapping(tree.Docs[0].Body, "the file", map[string]setter{
+		"metrics": r.text(func(text string) error {
+			file.MetricsAddress = text
+			if text == MetricsNone {
+				return nil
+			}
+			return checkAddress(text)
+		}),
+		"defaults": func(_, node ast.Node) { r.section(node, &defaults) },
+		"devices":  func(_, node ast.Node) { devices = node },
+	})
+	if devices == nil {
+		r.fail(nil, errors.New("no section devices"))
+		return File{}
+	}
+	// The defaults hold wherever they stand.
+	r.entries(devices, "devices", func(name string, key, node ast.Node) {
+		spec := defaults
+		spec.Device = name
+		before := len(r.errs)
+		r.section(node, &spec)
+		if len(r.errs) > before {
+			return // what is wrong is said, and what follows from that need not be
+		}
+		spec, err := spec.Apply(Change{})
+		if err != nil {
+			r.fail(key, fmt.Errorf("%s: %w", name, err))
+			return
+		}
+		file.Devices = append(file.Devices, spec)
+	})
+	if len(file.Devices) == 0 && len(r.errs) == 0 {
+		r.fail(devices, errors.New("the section devices is empty"))
+	}
+	slices.SortFunc(file.Devices, func(a, b Spec) int { return cmp.Compare(a.Device, b.Device) })
+	return file
+}
+
+// section reads the settings of a device, or those of all of them, on top of what spec has.
+func (r *fileReader) section(node ast.Node, spec *Spec) {
+	base, overrides := spec.Tins, []TinOverride{}
+	r.mapping(node, cmp.Or(spec.Device, "defaults"), map[string]setter{
+		"bandwidth": r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
+		"diffserv":  r.text(parsed(&spec.Preset, ParsePreset)),
+		"split":     r.text(parsed(&spec.Split, ParseSplit)),
+		"rtt":       r.text(parsed(&spec.RTT, ParseRTT)),
+		"keep":      r.text(parsed(&spec.Keep, parseBool)),
+		"replace":   r.text(parsed(&spec.Replace, parseBool)),
+		"tins": func(_, node ast.Node) {
+			r.entries(node, "tins", func(name string, _, node ast.Node) {
+				o := TinOverride{Name: tins.CanonicalName(name)}
+				r.mapping(node, "tin "+name, map[string]setter{
+					"rate": r.text(func(text string) error { return o.set(name, "rate", text) }),
+					"ceil": r.text(func(text string) error { return o.set(name, "ceil", text) }),
+				})
+				overrides = append(overrides, o)
+			})
+		},
+	})
+	spec.Tins = mergeByName(base, overrides)
+}
+
+// mergeByName gives the overrides of base with those of its tins in top instead, in a slice of its
+// own. Whether the preset has such tins is checked with the [Spec].
+func mergeByName(base, top []TinOverride) []TinOverride {
+	var merged []TinOverride
+	for _, o := range base {
+		if !slices.ContainsFunc(top, func(t TinOverride) bool { return t.Name == o.Name }) {
+			merged = append(merged, o)
+		}
+	}
+	return append(merged, top...)
+}
+
+// setter takes the value of one key.
+type setter func(key, value ast.Node)
+
+// mapping reads a mapping with known keys.
+func (r *fileReader) mapping(node ast.Node, what string, keys map[string]setter) {
+	r.entries(node, what, func(name string, key, value ast.Node) {
+		set, ok := keys[name]
+		if !ok {
+			r.fail(key, fmt.Errorf("%s: unknown setting %q: want %s", what, name, strings.Join(slices.Sorted(maps.Keys(keys)), ", ")))
+			return
+		}
+		set(key, value)
+	})
+}
+
+// entries calls do for each entry of a mapping. The parser has refused keys that are there twice.
+func (r *fileReader) entries(node ast.Node, what string, do func(name string, key, value ast.Node)) {
+	mapping, ok := node.(ast.MapNode)
+	if !ok {
+		r.fail(node, fmt.Errorf("%s: want settings as KEY: VALUE below it", what))
+		return
+	}
+	for i := mapping.MapRange(); i.Next(); {
+		do(i.Key().GetToken().Value, i.Key(), i.Value())
+	}
+}
+
+// text makes a setter of what takes a scalar as it is written: numbers have units here.
+func (r *fileReader) text(set func(string) error) setter {
+	return func(key, node ast.Node) {
+		if _, ok := node.(ast.ScalarNode); !ok || node.Type() == ast.NullType {
+			r.fail(key, fmt.Errorf("%s: want one value", key.GetToken().Value))
+			return
+		}
+		if err := set(node.GetToken().Value); err != nil {
+			r.fail(node, err)
+		}
+	}
+}
+
+// parsed is what puts a parsed value into its place.
+func parsed[T any](place *T, parse func(string) (T, error)) func(string) error {
+	return func(text string) error {
+		value, err := parse(text)
+		if err == nil {
+			*place = value
+		}
+		return err
+	}
+}
+
+func parseBool(text string) (bool, error) {
+	value, err := strconv.ParseBool(text)
+	if err != nil {
+		return false, invalid("%q: want true or false", text)
+	}
+	return value, nil
+}
