@@ -5,8 +5,9 @@
  * Theory of operation
  *
  * There is one pass over a packet, when it is enqueued, and no queue of our own: what is decided
- * here stands. Each packet is sorted into a tin by its DSCP (frame.h), its transmit queue is
- * foreseen (queue.h), and its flow is looked up among those of that queue and tin (flow.h).
+ * here stands. Each packet is sorted into a tin by its mark or DSCP (tin.h), its transmit queue is
+ * foreseen (queue.h), and its flow is looked up among those of that queue and tin (flow.h). It
+ * counts with what it takes on the line (framing.h).
  *
  * Two things decide its departure (calendar.h). The flow's guarantee is a clock that runs at the
  * flow's part of the effective rate of its (queue, tin), which the controller plans from what is
@@ -33,7 +34,9 @@
 #include "clock.h"
 #include "flow.h"
 #include "frame.h"
+#include "framing.h"
 #include "queue.h"
+#include "tin.h"
 
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_SHOT   2
@@ -144,16 +147,16 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 zero = 0;
 	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-	bool is_ip;
-	int dscp = frame_dscp(skb, &is_ip);
+	enum bypass_reason reason;
+	struct frame frame;
 
-	if (!is_ip)
-		return bypass(dscp);
+	if (!frame_find(skb, &frame, &reason))
+		return bypass(reason);
 	/* Arrays of one entry always have it. */
 	if (!cfg || !state)
 		return bypass(BYPASS_NO_STATE);
 
-	__u32 tin = cfg->dscp_to_tin[bounded(dscp, DSCP_VALUES)];
+	__u32 tin = tin_of(skb, &frame, cfg);
 	__u32 hash = bpf_get_hash_recalc(skb);
 	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id());
 	__u32 cell = queue * MAX_TINS + tin;
@@ -170,7 +173,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 
 	struct tin_clock *tin_clock = &state->tins[bounded(tin, MAX_TINS)];
 	const struct tin_config *tin_cfg = &cfg->tins[bounded(tin, MAX_TINS)];
-	__u32 bytes = skb->wire_len;
+	__u32 bytes = cfg->framing.in_use ? framed(skb, frame.offset) : skb->wire_len;
 	__u32 packets = skb->gso_segs ?: 1;
 
 	shard_roll(shard, cell, now, cfg->epoch_ns);
@@ -247,6 +250,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 bucket = sojourn_bucket(sojourn);
 	if (bucket < SOJOURN_BUCKETS)
 		stats->sojourn[bucket] += packets;
+	if (cfg->wash && frame.dscp)
+		frame_wash(skb, frame.offset, frame.protocol);
 	return TC_ACT_UNSPEC;
 }
 

@@ -10,8 +10,8 @@
 
 #define RATE_FRACTION_BITS 24
 
-/* Nanoseconds that length bytes take. The rate's slowest value is 2^44 (8 kbit/s) and a packet is
- * below 2^19 bytes, so the product fits 63 bits.
+/* Nanoseconds that length bytes take. The rate's slowest value is 2^43.9 (8 kbit/s) and a packet is
+ * below 2^20 bytes, so the product fits 64 bits.
  */
 static __always_inline __u64 cost_ns(__u32 length, __u64 ns_per_byte_q24)
 {

@@ -26,6 +26,16 @@ struct sock {
 struct sk_buff {
 	struct sock *sk;
 	__u8 ooo_okay : 1;
+	__u8 encapsulation : 1;
+	__u16 transport_header;
+	__u16 inner_transport_header;
+	unsigned int end;
+	unsigned char *head;
+	unsigned char *data;
+};
+
+struct skb_shared_info {
+	unsigned int gso_type;
 };
 
 #pragma clang attribute pop

@@ -32,6 +32,14 @@ struct {
 	__type(value, struct device_config);
 } config SEC(".maps");
 
+/* Key: a packet's mark. Value: the tin that the user gives it. Written by the control plane. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MARKS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} mark_to_tin SEC(".maps");
+
 /* Key: CPU. Value: the transmit queues that XPS allows it; count 0 is no XPS. Written by the
  * control plane. Sized by the loader: possible CPUs.
  */

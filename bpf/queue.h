@@ -13,7 +13,7 @@
 #ifndef CAKECTL_QUEUE_H
 #define CAKECTL_QUEUE_H
 
-#include "maps.h"
+#include "peek.h"
 
 #define NO_QUEUE_MAPPING 0xffff
 
@@ -21,21 +21,6 @@
 static __always_inline __u32 scale_hash(__u32 hash, __u32 count)
 {
 	return (__u64)hash * count >> 32;
-}
-
-/* The address of a kernel object as a number. Going through a map makes the verifier forget that it
- * is a pointer, whose fields it would not let be read.
- */
-static __always_inline void *address_of(void *object)
-{
-	__u32 zero = 0;
-	void *volatile *slot = bpf_map_lookup_elem(&scratch, &zero);
-
-	/* An array of one entry always has it. */
-	if (!slot)
-		return NULL;
-	*slot = object;
-	return *slot;
 }
 
 /* The queue cached in the packet's socket, or NO_QUEUE_MAPPING when the kernel will not use it. */

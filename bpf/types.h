@@ -14,6 +14,7 @@
 #define SOJOURN_BUCKETS 24
 #define FLOW_WAYS       8
 #define XPS_CHOICES     16
+#define MARKS_MAX       256
 
 /* What different CPUs or queues write does not share a line. Holds in maps whose first value starts
  * a page: those that can be mapped into memory.
@@ -46,7 +47,7 @@ enum event_kind {
 };
 
 /* A rate is kept as nanoseconds a byte with 24 fractional bits: 64 kbit/s is 2^40.9, 400 Gbit/s is
- * 2^18.4, so that a 512 KiB packet's cost stays below 2^63 at the slowest rate the planner uses
+ * 2^18.4, so that a packet of 1 MiB costs less than 2^64 at the slowest rate the planner uses
  * (8 kbit/s, 2^43.9) and the rounding error is below 2e-6 at the fastest. Zero means unlimited.
  */
 struct tin_config {
@@ -55,6 +56,25 @@ struct tin_config {
 	/* CoDel's, for flows that nothing else stops; no target is no queue management. */
 	__u64 aqm_target_ns;
 	__u64 aqm_interval_ns;
+};
+
+/* What a line sends a packet in. */
+enum cells {
+	CELLS_NONE,
+	CELLS_ATM, /* 53 bytes for each 48 begun */
+	CELLS_PTM, /* one byte more for each 64 begun */
+};
+
+/* What the line adds to a packet; see framing.h. */
+struct framing {
+	__s32 overhead_bytes;
+	__u32 mpu_bytes;
+	enum cells cells;
+	/* Whether anything of this is set. */
+	__u8 in_use;
+	/* Whether the overhead is that of the IP packet, and so takes the place of the link's
+	 * header. */
+	__u8 over_ip;
 };
 
 struct device_config {
@@ -79,6 +99,17 @@ struct device_config {
 	__u32 layout_version;
 	struct tin_config tins[MAX_TINS];
 	__u8 dscp_to_tin[DSCP_VALUES];
+	struct framing framing;
+	/* Whether a packet's mark may name its tin: by the map mark_to_tin; else, with a mask, by
+	 * what the mark holds under it, which counts fwmark_to_tin from 1. */
+	__u8 by_mark;
+	/* Whether the DSCP of a tunnel's packet is that of what it carries. */
+	__u8 inner_dscp;
+	/* Whether the DSCP is cleared once it was read. */
+	__u8 wash;
+	__u8 fwmark_shift;
+	__u32 fwmark_mask;
+	__u8 fwmark_to_tin[MAX_TINS];
 };
 
 /* What XPS says for one CPU: the transmit queues it may use. */
@@ -189,7 +220,8 @@ struct drop_count {
 	__u64 bytes;
 };
 
-/* Packets are GSO segments, bytes are those on the wire with every segment's header. */
+/* Packets are GSO segments, bytes are those on the line: with every segment's header and framing.
+ */
 struct tin_counters {
 	__u64 packets;
 	__u64 bytes;

@@ -154,6 +154,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapDevice:     &m.Device,
 		dataPathMapEvents:     &m.Events,
 		dataPathMapFlows:      &m.Flows,
+		dataPathMapMarkToTin:  &m.MarkToTin,
 		dataPathMapQueueStats: &m.QueueStats,
 		dataPathMapScratch:    &m.Scratch,
 		dataPathMapShards:     &m.Shards,

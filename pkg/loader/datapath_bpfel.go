@@ -63,6 +63,21 @@ type dataPathDeviceConfig struct {
 		AqmIntervalNs    uint64
 	}
 	DscpToTin [64]uint8
+	Framing   struct {
+		_             structs.HostLayout
+		OverheadBytes int32
+		MpuBytes      uint32
+		Cells         uint32
+		InUse         uint8
+		OverIp        uint8
+		_             [2]byte
+	}
+	ByMark      uint8
+	InnerDscp   uint8
+	Wash        uint8
+	FwmarkShift uint8
+	FwmarkMask  uint32
+	FwmarkToTin [8]uint8
 }
 
 type dataPathDeviceState struct {
@@ -186,6 +201,7 @@ const (
 	dataPathMapDevice          = "device"
 	dataPathMapEvents          = "events"
 	dataPathMapFlows           = "flows"
+	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
 	dataPathMapShards          = "shards"
@@ -256,6 +272,7 @@ type dataPathMapSpecs struct {
 	Device     *ebpf.MapSpec `ebpf:"device"`
 	Events     *ebpf.MapSpec `ebpf:"events"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
+	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
 	Shards     *ebpf.MapSpec `ebpf:"shards"`
@@ -302,6 +319,7 @@ type dataPathMaps struct {
 	Device     *ebpf.Map `ebpf:"device"`
 	Events     *ebpf.Map `ebpf:"events"`
 	Flows      *ebpf.Map `ebpf:"flows"`
+	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
 	Shards     *ebpf.Map `ebpf:"shards"`
@@ -320,6 +338,7 @@ func (m *dataPathMaps) Close() error {
 		m.Device,
 		m.Events,
 		m.Flows,
+		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,
 		m.Shards,
