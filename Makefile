@@ -23,7 +23,7 @@ GO_PACKAGES := ./...
 # Packages whose tests need a kernel with sch_fq, and the kernels they run on. The ones of the lab run
 # on the newest only: the peers are the same everywhere.
 VM_PACKAGES := ./pkg/loader ./pkg/qdisc ./pkg/shaper ./cmd/cakectl
-LAB_PACKAGES := ./lab/meter ./lab/topo ./lab/shaper ./lab/traffic ./lab/experiments ./lab/demo
+LAB_PACKAGES := ./lab/meter ./lab/pktgen ./lab/topo ./lab/shaper ./lab/traffic ./lab/experiments ./lab/demo
 VM_LANES    := newest 6.12 6.1
 
 EXP    ?= all

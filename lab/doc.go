@@ -19,4 +19,7 @@
 // the bandwidth. "goodput" is a percentage of what TCP and IP headers leave of the bandwidth. Ping
 // times are those of one ICMP echo each 10 ms, to four addresses in turn. "idle" is the guest's CPU:
 // where less than 5 % was idle the CPU may have been the limit, not the shaper.
+//
+// The experiment cost counts instructions instead: the kernel's packet generator sends through each
+// shaper into a device that takes everything, and what the same takes with mq and fq alone is subtracted.
 package main

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/lab/traffic"
+	"github.com/cakectl/cakectl/pkg/rates"
 )
 
 // Experiment is one thing to find out about a shaper.
@@ -17,7 +18,11 @@ type Experiment struct {
 	About string
 	// ShapersOnly leaves out the peers that hold no rate.
 	ShapersOnly bool
-	Loads       []Load
+	// Rates, unless empty, take the place of the plan's.
+	Rates []rates.Rate
+	Loads []Load
+	// Cost, unless nil, takes the place of loads and actions.
+	Cost *CostLoad
 	// Actions happen under way.
 	Actions []Action
 	// Measures are the columns of the result.
@@ -195,6 +200,7 @@ func All() []Experiment {
 				worstFrom("10ms max before", 10*time.Millisecond, 0, 0.5), worstFrom("10ms max after", 10*time.Millisecond, 0.5, 1),
 				worstFrom("100ms max after", 100*time.Millisecond, 0.5, 1)}, pingTimes),
 		},
+		cost(),
 	}
 }
 

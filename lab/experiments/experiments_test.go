@@ -249,6 +249,22 @@ func TestVMPeers(t *testing.T) {
 	}
 }
 
+// HTB with an fq_codel costs more than an fq under each queue.
+func TestVMCost(t *testing.T) {
+	requireVM(t)
+	for _, row := range run(t, Plan{
+		Experiments: []string{"cost"}, Peers: []string{"htb+fq_codel"}, Queues: []int{4}, Repeat: 1,
+		Diffserv: "diffserv4", Duration: time.Second,
+	}) {
+		if row.Error != "" {
+			t.Errorf("%s: %s", row.Peer, row.Error)
+		}
+		if above := row.Values["free above fq"]; above <= 0 {
+			t.Errorf("%s: %v above mq and fq", row.Peer, above)
+		}
+	}
+}
+
 func TestCPUTimes(t *testing.T) {
 	before, after := cpuTimes{idle: 100, total: 1000}, cpuTimes{idle: 150, total: 1200}
 	if got := after.idleSince(before); got != 25 {

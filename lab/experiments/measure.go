@@ -39,6 +39,7 @@ type outcome struct {
 	udp   map[string]traffic.UDPResult
 	iperf map[string]traffic.IperfResult
 	ping  map[string]traffic.PingResult
+	cost  costs
 }
 
 // class is the meter's class of a load.

@@ -95,7 +95,7 @@ func (p Plan) Check() error {
 func (p Plan) Runs() int {
 	runs := 0
 	for _, name := range p.Experiments {
-		runs += len(p.peers(name)) * len(p.Rates) * len(p.Queues) * p.Repeat
+		runs += len(p.peers(name)) * len(p.rates(name)) * len(p.Queues) * p.Repeat
 	}
 	return runs
 }
@@ -109,6 +109,14 @@ func (p Plan) peers(experiment string) []string {
 	})
 }
 
+// rates are the bandwidths that an experiment is run at.
+func (p Plan) rates(experiment string) []rates.Rate {
+	if e, err := Lookup(experiment); err == nil && len(e.Rates) > 0 {
+		return e.Rates
+	}
+	return p.Rates
+}
+
 // Run runs everything and hands each result to emit as soon as it is there.
 func (p Plan) Run(ctx context.Context, emit func(Row)) error {
 	if err := p.Check(); err != nil {
@@ -119,7 +127,7 @@ func (p Plan) Run(ctx context.Context, emit func(Row)) error {
 		if err != nil {
 			return err
 		}
-		for _, rate := range p.Rates {
+		for _, rate := range p.rates(name) {
 			for _, queues := range p.Queues {
 				for repeat := range p.Repeat {
 					peers := p.peers(name)
@@ -151,6 +159,9 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 		return err
 	}
 	prefix := fmt.Sprintf("lab%d", os.Getpid())
+	if e.Cost != nil {
+		return p.runCost(ctx, e, prefix, row)
+	}
 	pair, err := topo.NewPair(prefix, row.Queues)
 	if err != nil {
 		return err
@@ -185,7 +196,12 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 	if err != nil {
 		return err
 	}
-	row.Values = map[string]float64{}
+	return row.measure(e, o)
+}
+
+// measure fills in the values.
+func (r *Row) measure(e Experiment, o *outcome) error {
+	r.Values = map[string]float64{}
 	for _, measure := range e.Measures {
 		value, err := measure.Value(o)
 		if err == nil && (math.IsNaN(value) || math.IsInf(value, 0)) {
@@ -194,7 +210,7 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 		if err != nil {
 			return fmt.Errorf("measure %s: %w", measure.Name, err)
 		}
-		row.Values[measure.Name] = value
+		r.Values[measure.Name] = value
 	}
 	return nil
 }

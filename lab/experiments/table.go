@@ -52,7 +52,11 @@ func writeGroup(w io.Writer, g group, rows []Row) error {
 	for _, measure := range experiment.Measures {
 		lines[0] = append(lines[0], measure.header())
 	}
-	lines[0] = append(lines[0], "idle %")
+	// To find out what packets cost, the CPU is always busy.
+	idle := experiment.Cost == nil
+	if idle {
+		lines[0] = append(lines[0], "idle %")
+	}
 	var notes []string
 	for _, peer := range peersOf(rows) {
 		line := []string{peer}
@@ -65,7 +69,10 @@ func writeGroup(w io.Writer, g group, rows []Row) error {
 		for _, measure := range experiment.Measures {
 			line = append(line, measure.cell(good))
 		}
-		lines = append(lines, append(line, idleCell(good)))
+		if idle {
+			line = append(line, idleCell(good))
+		}
+		lines = append(lines, line)
 	}
 	text := fmt.Sprintf("### %s: %s\n%v, %d queues\n\n%s\n", experiment.Name, experiment.About, g.rate, g.queues, markdown(lines))
 	for _, note := range notes {

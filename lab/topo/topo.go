@@ -164,6 +164,30 @@ func NewPair(prefix string, queues int) (_ *Pair, err error) {
 	return p, neighbours(p.Receiver, ReceiverDevice, tx, SenderAddress)
 }
 
+// NewSink makes a sender whose device, with so many transmit queues, takes every packet and delivers
+// none. There is no receiver.
+func NewSink(prefix string, queues int) (_ *Pair, err error) {
+	p := &Pair{Queues: queues}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	if p.Sender, err = NewNamespace(prefix + "-tx"); err != nil {
+		return nil, err
+	}
+	err = p.Sender.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.NumTxQueues = SenderDevice, queues
+		return netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("add a dummy device with %d queues: %w", queues, err)
+	}
+	_, err = p.configure(p.Sender, SenderDevice, SenderAddress)
+	return p, err
+}
+
 // configure gives a device its addresses, sets it up, and returns its link-layer address.
 func (p *Pair) configure(n *Namespace, device string, addresses ...netip.Addr) (mac net.HardwareAddr, err error) {
 	err = n.Do(func() error {

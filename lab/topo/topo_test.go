@@ -3,6 +3,7 @@
 package topo_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +14,23 @@ import (
 
 	"github.com/cakectl/cakectl/lab/topo"
 )
+
+func TestSink(t *testing.T) {
+	sink, err := topo.NewSink("topo-test", 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = sink.Sender.Do(func() error {
+		link, err := netlink.LinkByName(topo.SenderDevice)
+		if err == nil && link.Attrs().NumTxQueues != sink.Queues {
+			t.Errorf("%d transmit queues, want %d", link.Attrs().NumTxQueues, sink.Queues)
+		}
+		return err
+	})
+	if err := errors.Join(err, sink.Close()); err != nil {
+		t.Error(err)
+	}
+}
 
 func TestPair(t *testing.T) {
 	const queues = 32
