@@ -20,11 +20,16 @@ import (
 )
 
 // Recomputes a second under a storm of events, and how many may follow each other at once before
-// that limit holds. Events that have to wait are answered by one recompute.
+// that limit holds: no second has more than the sum. Events that have to wait are answered by one
+// recompute.
 const (
-	recomputesPerSecond = 20
-	recomputeBurst      = 40
+	recomputesPerSecond = 10
+	recomputeBurst      = 10
 )
+
+// maxDrained bounds the events that one recompute answers: as many as the ring holds. A storm that
+// refills the ring while it is read must not keep the recompute waiting.
+const maxDrained = 2048
 
 // Kernel is the data path as the controller sees it.
 type Kernel interface {
@@ -104,7 +109,7 @@ func (c *Controller) Run(ctx context.Context, events Events) error {
 			return nil
 		}
 		count := uint64(1)
-		for events.Pending() {
+		for count < maxDrained && events.Pending() {
 			_, err := events.Next(ctx)
 			if ctx.Err() != nil {
 				return nil
@@ -192,7 +197,7 @@ func (c *Controller) apply(trigger loader.Trigger) (writes int, err error) {
 	changes := c.changes(c.planner.Plan(c.config, c.active))
 	for _, change := range changes {
 		if err := c.kernel.WriteCell(change.Queue, change.Tin, change.Rate); err != nil {
-			return writes, errors.Join(err, c.count(trigger, writes))
+			return writes, errors.Join(err, c.count(trigger, writes, false))
 		}
 		writes++
 		if pace(change.Rate) == 0 {
@@ -202,15 +207,17 @@ func (c *Controller) apply(trigger loader.Trigger) (writes int, err error) {
 		}
 	}
 	c.log.Debug("recomputed the effective rates", "trigger", trigger.String(), "active", len(c.active), "writes", writes)
-	return writes, c.count(trigger, writes)
+	return writes, c.count(trigger, writes, len(changes) == 0)
 }
 
-func (c *Controller) count(trigger loader.Trigger, writes int) error {
+// count notes a recompute: how many rates it wrote, and whether there were none to write.
+func (c *Controller) count(trigger loader.Trigger, writes int, unchanged bool) error {
 	c.counters.Recomputes[trigger]++
 	c.counters.RateWrites += uint64(writes)
-	if writes == 0 {
+	if unchanged {
 		c.counters.UnchangedRecomputes++
-	} else {
+	}
+	if writes > 0 {
 		c.counters.LastChange = time.Now()
 	}
 	return c.kernel.PutControllerCounters(c.counters)
