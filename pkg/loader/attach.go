@@ -39,9 +39,15 @@ type Attachment struct {
 
 // Attach hangs the program into the device's egress hook, before programs that are there already:
 // one of them could end the packet's walk. With want empty it takes tcx, and clsact where the kernel
-// has no tcx.
+// has no tcx. A tcx link that somebody detached is given up for a new one.
 func (d *DataPath) Attach(device netlink.Link, want Hook) (Attachment, error) {
 	name, index := device.Attrs().Name, device.Attrs().Index
+	if d.tcx != nil {
+		if err := d.tcx.Close(); err != nil {
+			return Attachment{}, fmt.Errorf("give up the tcx link of %s: %w", name, err)
+		}
+		d.tcx = nil
+	}
 	if want != Clsact {
 		tcx, err := link.AttachTCX(link.TCXOptions{
 			Interface: index,

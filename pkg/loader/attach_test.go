@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -254,6 +255,152 @@ func TestOpenRefusesAnotherLayout(t *testing.T) {
 	testnet.Enter(t)
 	pins := filepath.Join(testnet.BPFFS(t), "v0")
 	d := load(t, 1)
+	otherLayout(t, d)
+	if err := d.Pin(pins); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(pins); !errors.Is(err, ErrLayout) {
+		t.Errorf("open: %v, want %v", err, ErrLayout)
+	}
+}
+
+// upgraded is a data path that is attached and pinned, as another process left it; 10 packets have
+// been counted.
+func upgraded(t *testing.T, hook Hook) (device netlink.Link, a Attachment, pins string) {
+	t.Helper()
+	testnet.Enter(t)
+	device = testnet.Veth(t, 4)
+	pins = filepath.Join(testnet.BPFFS(t), "v0")
+	d := load(t, 4)
+	if err := d.Pin(pins); err != nil {
+		t.Fatal(err)
+	}
+	a, err := d.Attach(device, hook)
+	if hook == TCX && errors.Is(err, link.ErrNotSupported) {
+		requireOldKernel(t, "6.6", err)
+		t.Skip("no tcx in this kernel")
+	}
+	if err := errors.Join(err, d.PinLink(pins)); err != nil {
+		t.Fatal(err)
+	}
+	sendUDP(t, 1, 10)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return device, a, pins
+}
+
+// flood sends until it is stopped, and then tells how many packets.
+func flood(t *testing.T) (stop func() uint64) {
+	t.Helper()
+	conn, err := net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, "999"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	sent := make(chan uint64)
+	go func() {
+		var n uint64
+		for ctx.Err() == nil {
+			if _, err := conn.Write([]byte("packet")); err == nil {
+				n++
+			}
+		}
+		sent <- n
+	}()
+	return func() uint64 {
+		cancel()
+		conn.Close()
+		return <-sent
+	}
+}
+
+// TestRenew: a program of the same layout takes the place of another under traffic. No packet passes
+// in between, and the counters go on.
+func TestRenew(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			device, a, pins := upgraded(t, hook)
+			d, err := Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			stop := flood(t)
+			for range 3 {
+				if err := d.Renew(device, Options{Tins: 1, LinkHeaderBytes: 14}, pins); err != nil {
+					t.Fatal(err)
+				}
+			}
+			sent := 10 + stop()
+			if got := packetsOf(t, d); got != sent {
+				t.Errorf("counted %d packets, sent %d", got, sent)
+			}
+			again, err := Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			if attached, err := again.Attached(device, a); !attached || err != nil {
+				t.Errorf("the pins: attached %v, %v", attached, err)
+			}
+			if err := errors.Join(again.Detach(device, a, pins), Unpin(pins)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestTakeOver: a data path of another layout is replaced under traffic. Each packet is counted by
+// the one or the other.
+func TestTakeOver(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			device, a, pins := upgraded(t, hook)
+			watch, err := Open(pins) // the old maps, from before they are of another layout
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer watch.Close()
+			otherLayout(t, watch)
+			if _, err := Open(pins); !errors.Is(err, ErrLayout) {
+				t.Fatalf("open: %v, want %v", err, ErrLayout)
+			}
+			old, err := OpenProgram(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer old.Close()
+			d := load(t, 4)
+			stop := flood(t)
+			if err := d.TakeOver(old, device, pins); err != nil {
+				t.Fatal(err)
+			}
+			sendUDP(t, 1, 10)
+			sent := 20 + stop()
+			if before, after := packetsOf(t, watch), packetsOf(t, d); before+after != sent || after == 0 {
+				t.Errorf("counted %d packets before and %d after, sent %d", before, after, sent)
+			}
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if d, err = Open(pins); err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			if attached, err := d.Attached(device, a); !attached || err != nil {
+				t.Errorf("the pins: attached %v, %v", attached, err)
+			}
+			if err := errors.Join(d.Detach(device, a, pins), Unpin(pins)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// otherLayout makes the maps of a data path look as if another version had made them.
+func otherLayout(t *testing.T, d *DataPath) {
+	t.Helper()
 	var config dataPathDeviceConfig
 	if err := d.objects.Config.Lookup(uint32(0), &config); err != nil {
 		t.Fatal(err)
@@ -262,11 +409,43 @@ func TestOpenRefusesAnotherLayout(t *testing.T) {
 	if err := d.objects.Config.Put(uint32(0), config); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Pin(pins); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(pins); !errors.Is(err, ErrLayout) {
-		t.Errorf("open: %v, want %v", err, ErrLayout)
+}
+
+// TestAttachAgain: somebody takes the program off the device, and it is attached once more.
+func TestAttachAgain(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			device, a, pins := upgraded(t, hook)
+			d, err := Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			if hook == TCX {
+				err = d.tcx.Detach()
+			} else {
+				testnet.Run(t, "tc qdisc del dev v0 clsact")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if attached, err := d.Attached(device, a); attached || err != nil {
+				t.Fatalf("attached %v, %v although it was taken off", attached, err)
+			}
+			if a, err = d.Attach(device, hook); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.PinLink(pins); err != nil {
+				t.Fatal(err)
+			}
+			sendUDP(t, 1, 10)
+			if got := packetsOf(t, d); got != 20 {
+				t.Errorf("counted %d packets, sent 20", got)
+			}
+			if err := errors.Join(d.Detach(device, a, pins), Unpin(pins)); err != nil {
+				t.Fatal(err)
+			}
+		})
 	}
 }
 

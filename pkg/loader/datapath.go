@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
 )
 
 // LayoutVersion is the version of the maps' layout (LAYOUT_VERSION in bpf/types.h). Maps of another
@@ -81,28 +82,40 @@ type DataPath struct {
 // Load puts a new data path into the kernel. Nothing is attached or pinned yet, so closing it leaves
 // no trace.
 func Load(options Options) (*DataPath, error) {
+	d := &DataPath{queues: options.Queues}
+	if err := d.load(options, nil); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// load loads the program, with maps of its own or with those that are there already.
+func (d *DataPath) load(options Options, maps map[string]**ebpf.Map) error {
 	if options.Flows == 0 {
 		options.Flows = DefaultFlows
 	}
 	if err := options.check(); err != nil {
-		return nil, err
+		return err
 	}
 	// Kernels before 5.11 account maps against RLIMIT_MEMLOCK.
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("lift the limit on locked memory: %w", err)
+		return fmt.Errorf("lift the limit on locked memory: %w", err)
 	}
 	spec, err := loadDataPath()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := size(spec, options); err != nil {
-		return nil, err
+		return err
 	}
-	d := &DataPath{queues: options.Queues}
-	if err := spec.LoadAndAssign(&d.objects, nil); err != nil {
-		return nil, fmt.Errorf("load the data path: %w", err)
+	replacements := map[string]*ebpf.Map{}
+	for name, m := range maps {
+		replacements[name] = *m
 	}
-	return d, nil
+	if err := spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{MapReplacements: replacements}); err != nil {
+		return fmt.Errorf("load the data path: %w", err)
+	}
+	return nil
 }
 
 // size fits the maps and the constants to the device.
@@ -164,15 +177,27 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 	}
 }
 
-// Pin makes the data path outlive the process. The pins appear all
-// at once: they are made in a directory beside dir, which is then renamed.
-func (d *DataPath) Pin(dir string) (err error) {
-	building := dir + buildingSuffix
+// Pin makes the data path outlive the process. The pins appear all at once, in place of any that are
+// there.
+func (d *DataPath) Pin(dir string) error {
+	building, err := d.build(dir)
+	if err != nil {
+		return err
+	}
+	if err := exchange(building, dir); err != nil {
+		return errors.Join(err, os.RemoveAll(building))
+	}
+	return nil
+}
+
+// build makes the pins, without the link's, in a directory beside dir.
+func (d *DataPath) build(dir string) (building string, err error) {
+	building = dir + buildingSuffix
 	if err := os.RemoveAll(building); err != nil {
-		return fmt.Errorf("clear what an earlier attempt left of pins: %w", err)
+		return "", fmt.Errorf("clear what an earlier attempt left of pins: %w", err)
 	}
 	if err := os.MkdirAll(building, 0o750); err != nil {
-		return fmt.Errorf("make the directory for pins: %w", err)
+		return "", fmt.Errorf("make the directory for pins: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -181,13 +206,25 @@ func (d *DataPath) Pin(dir string) (err error) {
 	}()
 	for name, m := range d.pinned() {
 		if err := (*m).Pin(filepath.Join(building, name)); err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
+			return "", fmt.Errorf("pin map %s: %w", name, err)
 		}
 	}
 	if err := d.objects.CakectlEgress.Pin(filepath.Join(building, programPin)); err != nil {
-		return fmt.Errorf("pin the program: %w", err)
+		return "", fmt.Errorf("pin the program: %w", err)
 	}
-	if err := os.Rename(building, dir); err != nil {
+	return building, nil
+}
+
+// exchange puts a directory of pins into its place and removes what was there.
+func exchange(building, dir string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, building, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = os.Rename(building, dir)
+	case err == nil:
+		err = os.RemoveAll(building)
+	}
+	if err != nil {
 		return fmt.Errorf("put the pins in place: %w", err)
 	}
 	return nil
@@ -207,10 +244,14 @@ func Open(dir string) (*DataPath, error) {
 			d.Close()
 		}
 	}()
+	if err := d.openProgram(dir); err != nil {
+		return nil, err
+	}
 	for name, m := range d.pinned() {
 		*m, err = ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrNotPinned)
+			// Pins appear all at once: whoever made these has no such map.
+			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrLayout)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("open pinned map %s: %w", name, err)
@@ -218,17 +259,6 @@ func Open(dir string) (*DataPath, error) {
 		if want := spec.Maps[name]; (*m).Type() != want.Type || want.Type != ebpf.RingBuf && (*m).ValueSize() != want.ValueSize {
 			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrLayout)
 		}
-	}
-	d.objects.CakectlEgress, err = ebpf.LoadPinnedProgram(filepath.Join(dir, programPin), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("program in %s: %w", dir, ErrNotPinned)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the pinned program: %w", err)
-	}
-	d.tcx, err = link.LoadPinnedLink(filepath.Join(dir, LinkPin), nil)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("open the pinned tcx link: %w", err)
 	}
 	var config dataPathDeviceConfig
 	if err := d.objects.Config.Lookup(uint32(0), &config); err != nil {
@@ -272,13 +302,21 @@ func (d *DataPath) Close() error {
 // Queues is the number of transmit queues that the maps have room for.
 func (d *DataPath) Queues() int { return d.queues }
 
-// PinLink makes a tcx link outlive the process, beside the pins of [DataPath.Pin]. A clsact filter
-// does by itself.
+// PinLink makes a tcx link outlive the process, beside the pins of [DataPath.Pin] and in place of a
+// link that is pinned there. A clsact filter does by itself.
 func (d *DataPath) PinLink(dir string) error {
 	if d.tcx == nil {
 		return nil
 	}
-	if err := d.tcx.Pin(filepath.Join(dir, LinkPin)); err != nil {
+	pin := filepath.Join(dir, LinkPin)
+	err := os.RemoveAll(pin + buildingSuffix)
+	if err == nil {
+		err = d.tcx.Pin(pin + buildingSuffix)
+	}
+	if err == nil {
+		err = os.Rename(pin+buildingSuffix, pin)
+	}
+	if err != nil {
 		return fmt.Errorf("pin the tcx link: %w", err)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -352,4 +353,111 @@ func TestEvents(t *testing.T) {
 	if kinds := read(); len(kinds) != 0 {
 		t.Errorf("a steady state: events %v", kinds)
 	}
+}
+
+// TestUnanswered looks at the ring beside its reader.
+func TestUnanswered(t *testing.T) {
+	in := oneTin(t, 100*rates.Mbit)
+	want := func(events int, oldest time.Duration) {
+		t.Helper()
+		gotEvents, gotOldest, err := in.Unanswered()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if gotEvents != events || gotOldest != oldest {
+			t.Errorf("%d events, the oldest of %v; want %d, %v", gotEvents, gotOldest, events, oldest)
+		}
+	}
+	want(0, 0)
+	// Two packets make a flow one that counts.
+	start := injectedEpoch + time.Second
+	for flow := range uint16(3) {
+		for range 2 {
+			in.send(packet{at: start + time.Duration(flow)*time.Millisecond, flow: 1 + flow, bytes: 1514})
+		}
+	}
+	want(3, start)
+	events, err := in.Events()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	for left := range 3 {
+		if _, err := events.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if left == 2 {
+			want(0, 0)
+		} else {
+			want(2-left, start+time.Duration(left+1)*time.Millisecond)
+		}
+	}
+}
+
+// TestRingOverflow: an event that finds no room is counted, and what it told is in the shards.
+func TestRingOverflow(t *testing.T) {
+	in := oneTin(t, 100*rates.Mbit)
+	const eventBytes = 32
+	room := int(in.objects.Events.MaxEntries()) / eventBytes
+	// A flow more, or fewer, in each epoch.
+	at := injectedEpoch
+	for sent := 0; sent <= room+10; at += 10 * time.Second {
+		for flow := range uint16(2) {
+			for range 2 {
+				in.send(packet{at: at, flow: 1 + flow, bytes: 1514})
+			}
+			sent++
+		}
+	}
+	lost, err := in.EventsLost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, _, err := in.Unanswered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lost == 0 || waiting < room-2 {
+		t.Errorf("%d events lost, %d wait, the ring holds %d", lost, waiting, room)
+	}
+	active, err := in.Active(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(active) != 1 || active[0].Flows != 2 {
+		t.Errorf("active: %+v", active)
+	}
+}
+
+// TestCells: what is written is read back, and what is cleared is not there.
+func TestCells(t *testing.T) {
+	in := oneTin(t, 100*rates.Mbit)
+	var want []rates.Grant
+	for i, rate := range []rates.Rate{rates.Slowest, rates.Mbit, 33_333_333, 400 * rates.Gbit} {
+		want = append(want, rates.Grant{Queue: 0, Tin: i, Rate: rates.RateFromNsPerByteQ24(rates.NsPerByteQ24(rate))})
+		if err := in.WriteCell(0, i, rate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(want []rates.Grant) {
+		t.Helper()
+		got, err := in.Cells()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("cells %v, want %v", got, want)
+		}
+	}
+	check(want)
+	for _, empty := range []rates.Rate{0, rates.Unlimited} {
+		if err := in.WriteCell(0, 1, empty); err != nil {
+			t.Fatal(err)
+		}
+		check(slices.Delete(slices.Clone(want), 1, 2))
+	}
+	if err := in.WriteCell(in.Queues(), 0, rates.Mbit); err == nil {
+		t.Error("a cell of a queue that the maps have no room for can be written")
+	}
+	check(slices.Delete(slices.Clone(want), 1, 2))
 }

@@ -7,10 +7,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -70,6 +72,38 @@ func (d *DataPath) EventsLost() (uint64, error) {
 		return 0, fmt.Errorf("read the count of lost events: %w", err)
 	}
 	return state.EventsLost, nil
+}
+
+// Unanswered tells how many events no controller has read yet, and when the oldest of them was sent,
+// on CLOCK_MONOTONIC. A controller reads them within a moment, so that old ones mean there is none, or
+// that it is stopped. It can be asked while another process reads.
+func (d *DataPath) Unanswered() (events int, oldest time.Duration, err error) {
+	// The ring is a page with the consumer's position, one with the producer's, and the data, twice
+	// in a row so that no record is cut.
+	page, size := os.Getpagesize(), int(d.objects.Events.MaxEntries())
+	fd := d.objects.Events.FD()
+	consumer, err := unix.Mmap(fd, 0, page, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look at the ring of events: %w", err)
+	}
+	defer unix.Munmap(consumer)
+	ring, err := unix.Mmap(fd, int64(page), page+2*size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, 0, fmt.Errorf("look at the ring of events: %w", err)
+	}
+	defer unix.Munmap(ring)
+	read := binary.NativeEndian.Uint64(consumer)
+	written := binary.NativeEndian.Uint64(ring)
+	if written <= read {
+		return 0, 0, nil
+	}
+	const headerBytes = 8
+	var event dataPathEvent
+	at := page + int(read%uint64(size)) + headerBytes
+	if _, err := binary.Decode(ring[at:], binary.NativeEndian, &event); err != nil {
+		return 0, 0, fmt.Errorf("decode the oldest event: %w", err)
+	}
+	return int(written-read) / (headerBytes + binary.Size(event)), time.Duration(event.TimeNs), nil
 }
 
 // Event says that a (queue, tin) turned active or idle, or that its number of flows changed.
