@@ -100,7 +100,7 @@ func (p Plan) costsOf(ctx context.Context, load CostLoad, prefix, name string, r
 		return c, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(stateDir)) }()
-	shaped, err := peer.Attach(ctx, shaper.Target{Pair: sink, Rate: costFastRate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
+	shaped, err := peer.Attach(ctx, shaper.Target{Port: sink.Up, Rate: costFastRate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
 	if err != nil {
 		return c, err
 	}

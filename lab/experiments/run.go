@@ -172,7 +172,7 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(stateDir)) }()
-	shaped, err := peer.Attach(ctx, shaper.Target{Pair: pair, Rate: row.Rate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
+	shaped, err := peer.Attach(ctx, shaper.Target{Port: pair.Up, Rate: row.Rate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
 	if err != nil {
 		return err
 	}

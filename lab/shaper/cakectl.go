@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -58,7 +57,7 @@ func attachCakectl(ctx context.Context, t Target) (_ Shaped, err error) {
 		}
 	}()
 	// Not tied to ctx, which would end it by force: Close has to see it detach.
-	c.cmd = c.command(context.WithoutCancel(ctx), "attach", topo.SenderDevice,
+	c.cmd = c.command(context.WithoutCancel(ctx), "attach", t.Device,
 		"--bandwidth", bits(t.Rate), "--diffserv", t.Diffserv, "--metrics", "none")
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	if err := c.cmd.Start(); err != nil {
@@ -71,7 +70,7 @@ func attachCakectl(ctx context.Context, t Target) (_ Shaped, err error) {
 func bits(rate rates.Rate) string { return strconv.FormatUint(uint64(rate), 10) + "bit" }
 
 func (c *cakectl) command(ctx context.Context, args ...string) *exec.Cmd {
-	args = append([]string{"netns", "exec", c.target.Pair.Sender.Name, c.target.Cakectl, "--bpffs", filepath.Join(c.bpffs, "cakectl"), "--run-dir", c.runDir}, args...)
+	args = append([]string{"netns", "exec", c.target.Namespace.Name, c.target.Cakectl, "--bpffs", filepath.Join(c.bpffs, "cakectl"), "--run-dir", c.runDir}, args...)
 	return exec.CommandContext(ctx, "ip", args...)
 }
 
@@ -98,7 +97,7 @@ func (c *cakectl) waitReady(ctx context.Context) error {
 
 func (c *cakectl) status(ctx context.Context) (api.Status, error) {
 	var status api.Status
-	cmd := c.command(ctx, "status", topo.SenderDevice, "-o", "json")
+	cmd := c.command(ctx, "status", c.target.Device, "-o", "json")
 	text, err := cmd.Output()
 	var exit *exec.ExitError
 	if err != nil && !(errors.As(err, &exit) && len(text) > 0) {
@@ -111,7 +110,7 @@ func (c *cakectl) status(ctx context.Context) (api.Status, error) {
 }
 
 func (c *cakectl) SetRate(ctx context.Context, rate rates.Rate) error {
-	output, err := c.command(ctx, "set", topo.SenderDevice, "--bandwidth", bits(rate)).CombinedOutput()
+	output, err := c.command(ctx, "set", c.target.Device, "--bandwidth", bits(rate)).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("cakectl set: %w: %s", err, bytes.TrimSpace(output))
 	}
@@ -119,7 +118,7 @@ func (c *cakectl) SetRate(ctx context.Context, rate rates.Rate) error {
 }
 
 func (c *cakectl) Details(ctx context.Context) (string, error) {
-	text, err := c.command(ctx, "status", topo.SenderDevice, "-o", "json").CombinedOutput()
+	text, err := c.command(ctx, "status", c.target.Device, "-o", "json").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("cakectl status: %w: %s", err, bytes.TrimSpace(text))
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -54,10 +53,10 @@ func (s cakeMQ) request(flags int, rate rates.Rate) error {
 	if !ok {
 		return fmt.Errorf("cake_mq has no %q", s.target.Diffserv)
 	}
-	return s.target.Pair.Sender.Do(func() error {
-		link, err := netlink.LinkByName(topo.SenderDevice)
+	return s.target.Namespace.Do(func() error {
+		link, err := netlink.LinkByName(s.target.Device)
 		if err != nil {
-			return fmt.Errorf("find %s: %w", topo.SenderDevice, err)
+			return fmt.Errorf("find %s: %w", s.target.Device, err)
 		}
 		request := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, flags|unix.NLM_F_ACK)
 		request.AddData(&nl.TcMsg{
@@ -71,7 +70,7 @@ func (s cakeMQ) request(flags int, rate rates.Rate) error {
 		options.AddRtAttr(tcaCakeDiffservMode, nl.Uint32Attr(mode))
 		request.AddData(options)
 		if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-			return fmt.Errorf("set cake_mq on %s: %w", topo.SenderDevice, err)
+			return fmt.Errorf("set cake_mq on %s: %w", s.target.Device, err)
 		}
 		return nil
 	})

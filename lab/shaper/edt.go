@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -44,14 +43,14 @@ func attachEDT(ctx context.Context, t Target) (_ Shaped, err error) {
 	if err := s.run(ctx, peer.Commands, t.Rate); err != nil {
 		return nil, err
 	}
-	return s, t.Pair.Sender.Do(s.hook)
+	return s, t.Namespace.Do(s.hook)
 }
 
-// hook hangs the program into the egress of the sender's device, with which it goes.
+// hook hangs the program into the egress of the device, with which it goes.
 func (s *edt) hook() error {
-	device, err := netlink.LinkByName(topo.SenderDevice)
+	device, err := netlink.LinkByName(s.target.Device)
 	if err != nil {
-		return fmt.Errorf("find %s: %w", topo.SenderDevice, err)
+		return fmt.Errorf("find %s: %w", s.target.Device, err)
 	}
 	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device.Attrs().Index,
@@ -59,7 +58,7 @@ func (s *edt) hook() error {
 		Parent:    netlink.HANDLE_CLSACT,
 	}})
 	if err != nil {
-		return fmt.Errorf("add a clsact qdisc to %s: %w", topo.SenderDevice, err)
+		return fmt.Errorf("add a clsact qdisc to %s: %w", s.target.Device, err)
 	}
 	err = netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -74,7 +73,7 @@ func (s *edt) hook() error {
 		DirectAction: true,
 	})
 	if err != nil {
-		return fmt.Errorf("attach to the egress of %s: %w", topo.SenderDevice, err)
+		return fmt.Errorf("attach to the egress of %s: %w", s.target.Device, err)
 	}
 	return nil
 }

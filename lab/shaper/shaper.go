@@ -17,7 +17,7 @@ import (
 
 // Target is what to shape.
 type Target struct {
-	Pair *topo.Pair
+	topo.Port
 	Rate rates.Rate
 	// Diffserv is the preset of tins, for the shapers that have tins.
 	Diffserv string
@@ -120,7 +120,7 @@ func Lookup(name string) (Peer, error) {
 	return Peer{}, fmt.Errorf("no shaper %q (there are: %s)", name, strings.Join(names, ", "))
 }
 
-// Attach shapes the sender's device.
+// Attach shapes the target.
 func (p Peer) Attach(ctx context.Context, t Target) (Shaped, error) {
 	if p.attach != nil {
 		s, err := p.attach(ctx, t)
@@ -157,9 +157,9 @@ func (s byTC) Details(ctx context.Context) (string, error) { return qdiscs(ctx, 
 func (byTC) Kill() error  { return nil }
 func (byTC) Close() error { return nil }
 
-// qdiscs is what tc shows of the sender's device.
+// qdiscs is what tc shows of the device.
 func qdiscs(ctx context.Context, t Target) (string, error) {
-	text, err := exec.CommandContext(ctx, "tc", "-n", t.Pair.Sender.Name, "-s", "qdisc", "show", "dev", topo.SenderDevice).CombinedOutput()
+	text, err := exec.CommandContext(ctx, "tc", "-n", t.Namespace.Name, "-s", "qdisc", "show", "dev", t.Device).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("tc qdisc show: %w: %s", err, bytes.TrimSpace(text))
 	}
@@ -175,18 +175,18 @@ func (s byTC) run(ctx context.Context, commands []string, rate rates.Rate) error
 	for _, command := range commands {
 		queues := 1
 		if strings.Contains(command, "$QUEUE") {
-			queues = s.target.Pair.Queues
+			queues = s.target.Queues
 		}
 		for queue := range queues {
 			batch.WriteString(strings.NewReplacer(
-				"$DEV", topo.SenderDevice,
+				"$DEV", s.target.Device,
 				"$RATE", strconv.FormatUint(uint64(rate), 10)+"bit",
 				"$DIFFSERV", s.target.Diffserv,
 				"$QUEUE", strconv.FormatInt(int64(queue)+1, 16),
 			).Replace(command) + "\n")
 		}
 	}
-	cmd := exec.CommandContext(ctx, "tc", "-n", s.target.Pair.Sender.Name, "-batch", "-")
+	cmd := exec.CommandContext(ctx, "tc", "-n", s.target.Namespace.Name, "-batch", "-")
 	cmd.Stdin = strings.NewReader(batch.String())
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output

@@ -26,7 +26,7 @@ func newTarget(t *testing.T, rate rates.Rate) Target {
 			t.Error(err)
 		}
 	})
-	return Target{Pair: pair, Rate: rate, Diffserv: "diffserv4", StateDir: t.TempDir()}
+	return Target{Port: pair.Up, Rate: rate, Diffserv: "diffserv4", StateDir: t.TempDir()}
 }
 
 func TestHTB(t *testing.T) {
@@ -61,8 +61,8 @@ func TestHTB(t *testing.T) {
 func htbRate(t *testing.T, target Target) rates.Rate {
 	t.Helper()
 	var rate rates.Rate
-	err := target.Pair.Sender.Do(func() error {
-		device, err := netlink.LinkByName(topo.SenderDevice)
+	err := target.Namespace.Do(func() error {
+		device, err := netlink.LinkByName(target.Device)
 		if err != nil {
 			return err
 		}
@@ -95,8 +95,8 @@ func TestQueuesInHexadecimal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Count(details, "qdisc pfifo 2"); got != target.Pair.Queues {
-		t.Errorf("pfifo on %d of %d queues:\n%s", got, target.Pair.Queues, details)
+	if got := strings.Count(details, "qdisc pfifo 2"); got != target.Queues {
+		t.Errorf("pfifo on %d of %d queues:\n%s", got, target.Queues, details)
 	}
 	if !strings.Contains(details, "pfifo 214: parent 1:14 ") {
 		t.Errorf("no pfifo on the last queue, 1:14:\n%s", details)

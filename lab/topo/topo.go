@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 
 // Package topo makes the network of an experiment: a sender and a receiver, each in a network
-// namespace of its own, joined by a pair of veth devices.
+// namespace of its own, joined by veth devices, by veth devices and a router, or by the NICs of a
+// virtual machine.
 package topo
 
 import (
@@ -12,85 +13,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
-
-// Namespace is a named network namespace, as `ip netns` knows them.
-type Namespace struct {
-	Name   string
-	handle netns.NsHandle
-}
-
-// NewNamespace makes a network namespace with lo up.
-func NewNamespace(name string) (*Namespace, error) {
-	n := &Namespace{Name: name, handle: netns.None()}
-	err := onThread(func() (err error) {
-		n.handle, err = netns.NewNamed(name)
-		if err != nil {
-			return fmt.Errorf("make the network namespace %s: %w", name, err)
-		}
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return fmt.Errorf("find lo of %s: %w", name, err)
-		}
-		if err := netlink.LinkSetUp(lo); err != nil {
-			return fmt.Errorf("set lo of %s up: %w", name, err)
-		}
-		// Router solicitations and duplicate address detection would be traffic of nobody's.
-		return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
-	})
-	if err != nil {
-		return nil, errors.Join(err, n.Close())
-	}
-	return n, nil
-}
-
-// Do calls f on a thread that is in the namespace: sockets that f makes belong to it.
-func (n *Namespace) Do(f func() error) error {
-	return onThread(func() error {
-		if err := netns.Set(n.handle); err != nil {
-			return fmt.Errorf("enter the network namespace %s: %w", n.Name, err)
-		}
-		return f()
-	})
-}
-
-// Close deletes the namespace; it is gone when its last socket is.
-func (n *Namespace) Close() error {
-	if !n.handle.IsOpen() {
-		return nil
-	}
-	if err := errors.Join(n.handle.Close(), netns.DeleteNamed(n.Name)); err != nil {
-		return fmt.Errorf("delete the network namespace %s: %w", n.Name, err)
-	}
-	return nil
-}
-
-// onThread calls f on a thread of its own choice and puts the thread back into the namespace it was
-// in. A thread that cannot go back is not used again.
-func onThread(f func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		before, err := netns.Get()
-		if err != nil {
-			result <- fmt.Errorf("get the thread's network namespace: %w", err)
-			return // which ends the locked thread
-		}
-		defer before.Close()
-		err = f()
-		if back := netns.Set(before); back != nil {
-			result <- errors.Join(err, fmt.Errorf("leave the network namespace: %w", back))
-			return
-		}
-		runtime.UnlockOSThread()
-		result <- err
-	}()
-	return <-result
-}
 
 // Names and addresses of every pair.
 const (
@@ -106,76 +33,113 @@ var SenderAddress = netip.AddrFrom4([4]byte{10, 77, 0, 1})
 // several paths through whatever hashes addresses.
 const receiverAddresses = 4
 
+// Of a router between the two.
+const (
+	routerIn  = "in0"  // to the sender
+	routerOut = "out0" // to the receiver
+)
+
+var (
+	routerInAddress  = netip.AddrFrom4([4]byte{10, 77, 0, 254})
+	routerOutAddress = netip.AddrFrom4([4]byte{10, 77, 1, 254})
+)
+
+// The devices that a virtual machine has (see package vm).
+var virtioDevices = [2]string{"eth0", "eth1"}
+
+// Port is a device, and where it is.
+type Port struct {
+	Namespace *Namespace
+	Device    string
+	// Queues is its number of transmit queues.
+	Queues int
+}
+
 // Pair is a sender and a receiver.
 type Pair struct {
 	Sender, Receiver *Namespace
-	// Queues is the number of transmit queues of the devices.
-	Queues int
+	// Up is where everything that goes to the receiver leaves, and Down everything that goes to the
+	// sender: the places of shapers.
+	Up, Down Port
 	// ReceiverAddresses are those of the receiver. Any does.
 	ReceiverAddresses []netip.Addr
+
+	close []func() error // in the order of making
 }
 
-// NewPair makes a pair with so many transmit and receive queues on both devices. The namespaces'
-// names begin with prefix. What else the kernel sets on a new device is left alone.
+// NewPair joins a sender and a receiver by veth devices with so many transmit and receive queues. The
+// namespaces' names begin with prefix. What else the kernel sets on a new device is left alone.
 func NewPair(prefix string, queues int) (_ *Pair, err error) {
-	p := &Pair{Queues: queues}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.Close())
-		}
-	}()
-	if p.Sender, err = NewNamespace(prefix + "-tx"); err != nil {
+	p := &Pair{ReceiverAddresses: receivers(0)}
+	defer p.closeOn(&err)
+	if err := p.addEnds(prefix); err != nil {
 		return nil, err
 	}
-	if p.Receiver, err = NewNamespace(prefix + "-rx"); err != nil {
+	p.Up, p.Down = Port{p.Sender, SenderDevice, queues}, Port{p.Receiver, ReceiverDevice, queues}
+	if err := p.addVeth(p.Up, p.Down); err != nil {
 		return nil, err
 	}
-	for i := range receiverAddresses {
-		p.ReceiverAddresses = append(p.ReceiverAddresses, netip.AddrFrom4([4]byte{10, 77, 0, byte(2 + i)}))
+	return p, p.join(p.Up, []netip.Addr{SenderAddress}, p.Down, p.ReceiverAddresses)
+}
+
+// NewRouted puts a router between a sender and a receiver, which has no sockets of its own. Like a
+// NIC's, its devices' packets are no longer than the wire's: the ends send no super-packets.
+func NewRouted(prefix string, queues int) (_ *Pair, err error) {
+	p := &Pair{ReceiverAddresses: receivers(1)}
+	defer p.closeOn(&err)
+	if err := p.addEnds(prefix); err != nil {
+		return nil, err
 	}
-	err = p.Sender.Do(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = SenderDevice, queues, queues
-		return netlink.LinkAdd(&netlink.Veth{
-			LinkAttrs:       attrs,
-			PeerName:        ReceiverDevice,
-			PeerNamespace:   netlink.NsFd(p.Receiver.handle),
-			PeerNumTxQueues: uint32(queues),
-			PeerNumRxQueues: uint32(queues),
-		})
-	})
-	if err != nil {
-		return nil, fmt.Errorf("add a veth pair with %d queues: %w", queues, err)
-	}
-	tx, err := p.configure(p.Sender, SenderDevice, SenderAddress)
+	router, err := p.addNamespace(prefix + "-router")
 	if err != nil {
 		return nil, err
 	}
-	rx, err := p.configure(p.Receiver, ReceiverDevice, p.ReceiverAddresses...)
+	err = router.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) })
 	if err != nil {
+		return nil, fmt.Errorf("make a router: %w", err)
+	}
+	p.Up, p.Down = Port{router, routerOut, queues}, Port{router, routerIn, queues}
+	sender, receiver := Port{p.Sender, SenderDevice, queues}, Port{p.Receiver, ReceiverDevice, queues}
+	if err := errors.Join(p.addVeth(sender, p.Down), p.addVeth(p.Up, receiver)); err != nil {
 		return nil, err
 	}
-	if err := neighbours(p.Sender, SenderDevice, rx, p.ReceiverAddresses...); err != nil {
+	if err := errors.Join(
+		p.join(sender, []netip.Addr{SenderAddress}, p.Down, []netip.Addr{routerInAddress}),
+		p.join(p.Up, []netip.Addr{routerOutAddress}, receiver, p.ReceiverAddresses),
+		sender.route(routerOutAddress, routerInAddress), receiver.route(routerInAddress, routerOutAddress),
+		sender.noSuperPackets(), receiver.noSuperPackets(),
+	); err != nil {
 		return nil, err
 	}
-	if err := p.steerReceiver(); err != nil {
+	return p, nil
+}
+
+// NewVirtio takes the two NICs of the virtual machine, which are joined outside it, with all their
+// queues. Close gives them back.
+func NewVirtio(prefix string) (_ *Pair, err error) {
+	p := &Pair{ReceiverAddresses: receivers(0)}
+	defer p.closeOn(&err)
+	if err := p.addEnds(prefix); err != nil {
 		return nil, err
 	}
-	return p, neighbours(p.Receiver, ReceiverDevice, tx, SenderAddress)
+	if p.Up, err = p.take(virtioDevices[0], p.Sender, SenderDevice); err != nil {
+		return nil, err
+	}
+	if p.Down, err = p.take(virtioDevices[1], p.Receiver, ReceiverDevice); err != nil {
+		return nil, err
+	}
+	return p, p.join(p.Up, []netip.Addr{SenderAddress}, p.Down, p.ReceiverAddresses)
 }
 
 // NewSink makes a sender whose device, with so many transmit queues, takes every packet and delivers
 // none. There is no receiver.
 func NewSink(prefix string, queues int) (_ *Pair, err error) {
-	p := &Pair{Queues: queues}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.Close())
-		}
-	}()
-	if p.Sender, err = NewNamespace(prefix + "-tx"); err != nil {
+	p := &Pair{}
+	defer p.closeOn(&err)
+	if p.Sender, err = p.addNamespace(prefix + "-tx"); err != nil {
 		return nil, err
 	}
+	p.Up = Port{p.Sender, SenderDevice, queues}
 	err = p.Sender.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.NumTxQueues = SenderDevice, queues
@@ -184,39 +148,137 @@ func NewSink(prefix string, queues int) (_ *Pair, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("add a dummy device with %d queues: %w", queues, err)
 	}
-	_, err = p.configure(p.Sender, SenderDevice, SenderAddress)
+	p.close = append(p.close, p.Up.remove)
+	_, err = p.Up.configure([]netip.Addr{SenderAddress})
 	return p, err
 }
 
-// configure gives a device its addresses, sets it up, and returns its link-layer address.
-func (p *Pair) configure(n *Namespace, device string, addresses ...netip.Addr) (mac net.HardwareAddr, err error) {
+// receivers are the receiver's addresses in 10.77.subnet.0/24.
+func receivers(subnet byte) (addresses []netip.Addr) {
+	for i := range receiverAddresses {
+		addresses = append(addresses, netip.AddrFrom4([4]byte{10, 77, subnet, byte(2 + i)}))
+	}
+	return addresses
+}
+
+func (p *Pair) addEnds(prefix string) (err error) {
+	if p.Sender, err = p.addNamespace(prefix + "-tx"); err != nil {
+		return err
+	}
+	p.Receiver, err = p.addNamespace(prefix + "-rx")
+	return err
+}
+
+func (p *Pair) addNamespace(name string) (*Namespace, error) {
+	n, err := NewNamespace(name)
+	if err == nil {
+		p.close = append(p.close, n.Close)
+	}
+	return n, err
+}
+
+// addVeth makes a pair of devices.
+func (p *Pair) addVeth(a, b Port) error {
+	err := a.Namespace.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = a.Device, a.Queues, a.Queues
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs:       attrs,
+			PeerName:        b.Device,
+			PeerNamespace:   netlink.NsFd(b.Namespace.handle),
+			PeerNumTxQueues: uint32(b.Queues),
+			PeerNumRxQueues: uint32(b.Queues),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("add a veth pair with %d queues: %w", a.Queues, err)
+	}
+	p.close = append(p.close, a.remove)
+	return nil
+}
+
+// take moves a device from the thread's namespace into another one, until Close.
+func (p *Pair) take(device string, n *Namespace, name string) (Port, error) {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return Port{}, fmt.Errorf("find %s: %w", device, err)
+	}
+	home, err := netnsOfThread()
+	if err != nil {
+		return Port{}, err
+	}
+	port := Port{n, name, link.Attrs().NumTxQueues}
+	if err := netlink.LinkSetNsFd(link, int(n.handle)); err != nil {
+		return Port{}, errors.Join(fmt.Errorf("move %s to %s: %w", device, n.Name, err), home.Close())
+	}
+	p.close = append(p.close, func() error {
+		err := port.do(func(link netlink.Link) error {
+			return errors.Join(netlink.LinkSetDown(link), netlink.LinkSetName(link, device), netlink.LinkSetNsFd(link, int(home)))
+		})
+		return errors.Join(err, home.Close())
+	})
 	err = n.Do(func() error {
 		link, err := netlink.LinkByName(device)
 		if err != nil {
 			return err
 		}
+		return netlink.LinkSetName(link, name)
+	})
+	if err != nil {
+		return Port{}, fmt.Errorf("name %s in %s: %w", device, n.Name, err)
+	}
+	return port, nil
+}
+
+// join gives the devices at the two ends of a link their addresses and sets them up.
+func (p *Pair) join(a Port, aAddresses []netip.Addr, b Port, bAddresses []netip.Addr) error {
+	aMAC, err := a.configure(aAddresses)
+	if err != nil {
+		return err
+	}
+	bMAC, err := b.configure(bAddresses)
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.neighbours(bMAC, bAddresses), b.neighbours(aMAC, aAddresses), a.steer(), b.steer())
+}
+
+// do calls f with the device, in its namespace.
+func (p Port) do(f func(netlink.Link) error) error {
+	err := p.Namespace.Do(func() error {
+		link, err := netlink.LinkByName(p.Device)
+		if err != nil {
+			return err
+		}
+		return f(link)
+	})
+	if err != nil {
+		return fmt.Errorf("%s in %s: %w", p.Device, p.Namespace.Name, err)
+	}
+	return nil
+}
+
+// remove deletes a device that was made. Its namespace may live on for a moment; it has no reason to.
+func (p Port) remove() error { return p.do(netlink.LinkDel) }
+
+// configure gives the device its addresses, sets it up, and returns its link-layer address.
+func (p Port) configure(addresses []netip.Addr) (mac net.HardwareAddr, err error) {
+	err = p.do(func(link netlink.Link) error {
 		for _, a := range addresses {
 			prefix := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(prefixBits, a.BitLen())}
 			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: prefix}); err != nil {
-				return err
+				return fmt.Errorf("add the address %v: %w", prefix, err)
 			}
 		}
 		mac = link.Attrs().HardwareAddr
 		return netlink.LinkSetUp(link)
 	})
-	if err != nil {
-		return nil, fmt.Errorf("configure %s: %w", device, err)
-	}
-	return mac, nil
+	return mac, err
 }
 
 // neighbours makes static entries: nothing of the traffic is ARP.
-func neighbours(n *Namespace, device string, mac net.HardwareAddr, addresses ...netip.Addr) error {
-	return n.Do(func() error {
-		link, err := netlink.LinkByName(device)
-		if err != nil {
-			return fmt.Errorf("find %s: %w", device, err)
-		}
+func (p Port) neighbours(mac net.HardwareAddr, addresses []netip.Addr) error {
+	return p.do(func(link netlink.Link) error {
 		for _, a := range addresses {
 			err := netlink.NeighSet(&netlink.Neigh{
 				LinkIndex:    link.Attrs().Index,
@@ -226,49 +288,58 @@ func neighbours(n *Namespace, device string, mac net.HardwareAddr, addresses ...
 				HardwareAddr: mac,
 			})
 			if err != nil {
-				return fmt.Errorf("add the neighbour %v on %s: %w", a, device, err)
+				return fmt.Errorf("add the neighbour %v: %w", a, err)
 			}
 		}
 		return nil
 	})
 }
 
-// steerReceiver makes one CPU receive all packets of a flow, as the hashing of a NIC does. A veth
-// device receives on the CPU that sends, and two of those could put packets into an order that they
-// did not have on the wire.
-func (p *Pair) steerReceiver() error {
+// route sends what is for the subnet of an address to a gateway.
+func (p Port) route(address, gateway netip.Addr) error {
+	subnet := netip.PrefixFrom(address, prefixBits).Masked()
+	return p.do(func(link netlink.Link) error {
+		return netlink.RouteAdd(&netlink.Route{
+			LinkIndex: link.Attrs().Index,
+			Dst:       &net.IPNet{IP: subnet.Addr().AsSlice(), Mask: net.CIDRMask(prefixBits, subnet.Addr().BitLen())},
+			Gw:        gateway.AsSlice(),
+		})
+	})
+}
+
+func (p Port) noSuperPackets() error {
+	return p.do(func(link netlink.Link) error { return netlink.LinkSetGSOMaxSegs(link, 1) })
+}
+
+// steer makes one CPU receive all packets of a flow, as the hashing of a NIC does. A veth device
+// receives on the CPU that sends, and two of those could put packets into an order that they did not
+// have on the wire.
+func (p Port) steer() error {
 	if runtime.NumCPU() == 1 {
 		return nil
 	}
 	const script = `for queue in /sys/class/net/"$1"/queues/rx-*; do echo "$2" >"$queue"/rps_cpus; done`
 	mask := fmt.Sprintf("%x", uint32(1)<<min(runtime.NumCPU(), 31)-1)
 	// By ip, which mounts a /sys that shows the namespace's devices.
-	cmd := exec.Command("ip", "netns", "exec", p.Receiver.Name, "sh", "-e", "-c", script, "sh", ReceiverDevice, mask)
+	cmd := exec.Command("ip", "netns", "exec", p.Namespace.Name, "sh", "-e", "-c", script, "sh", p.Device, mask)
 	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("steer what %s receives: %w: %s", ReceiverDevice, err, output)
+		return fmt.Errorf("steer what %s receives: %w: %s", p.Device, err, output)
 	}
 	return nil
 }
 
-// Close removes everything.
+// Close removes what was made, and gives back what was taken.
 func (p *Pair) Close() error {
 	var errs []error
-	if p.Sender != nil {
-		// The namespace may live on for a moment, its device has no reason to.
-		errs = append(errs, p.Sender.Do(func() error {
-			link, err := netlink.LinkByName(SenderDevice)
-			var missing netlink.LinkNotFoundError
-			if errors.As(err, &missing) {
-				return nil
-			}
-			if err != nil {
-				return fmt.Errorf("find %s: %w", SenderDevice, err)
-			}
-			return netlink.LinkDel(link)
-		}), p.Sender.Close())
-	}
-	if p.Receiver != nil {
-		errs = append(errs, p.Receiver.Close())
+	for _, f := range slices.Backward(p.close) {
+		errs = append(errs, f())
 	}
 	return errors.Join(errs...)
+}
+
+// closeOn is for a deferred call: what was made before a failure goes.
+func (p *Pair) closeOn(err *error) {
+	if *err != nil {
+		*err = errors.Join(*err, p.Close())
+	}
 }

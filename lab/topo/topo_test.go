@@ -4,6 +4,9 @@ package topo_test
 
 import (
 	"errors"
+	"io"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -22,8 +25,8 @@ func TestSink(t *testing.T) {
 	}
 	err = sink.Sender.Do(func() error {
 		link, err := netlink.LinkByName(topo.SenderDevice)
-		if err == nil && link.Attrs().NumTxQueues != sink.Queues {
-			t.Errorf("%d transmit queues, want %d", link.Attrs().NumTxQueues, sink.Queues)
+		if err == nil && link.Attrs().NumTxQueues != sink.Up.Queues {
+			t.Errorf("%d transmit queues, want %d", link.Attrs().NumTxQueues, sink.Up.Queues)
 		}
 		return err
 	})
@@ -139,5 +142,62 @@ func TestDoGoesBack(t *testing.T) {
 		if err == nil && at != home {
 			t.Errorf("thread %s is in %s", thread.Name(), at)
 		}
+	}
+}
+
+// What the sender sends passes the router, in packets that fit the wire.
+func TestRouted(t *testing.T) {
+	pair, err := topo.NewRouted("topo-test", 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := pair.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var listener net.Listener
+	err = pair.Receiver.Do(func() (err error) {
+		listener, err = net.Listen("tcp4", netip.AddrPortFrom(pair.ReceiverAddresses[1], 0).String())
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	const bytes = 1 << 20
+	sent := make(chan error, 1)
+	go func() {
+		sent <- pair.Sender.Do(func() error {
+			conn, err := net.Dial("tcp4", listener.Addr().String())
+			if err != nil {
+				return err
+			}
+			_, err = conn.Write(make([]byte, bytes))
+			return errors.Join(err, conn.Close())
+		})
+	}()
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, conn); n != bytes || err != nil {
+		t.Errorf("%d bytes arrived (%v), want %d", n, err, bytes)
+	}
+	if err := errors.Join(conn.Close(), <-sent); err != nil {
+		t.Error(err)
+	}
+	err = pair.Up.Namespace.Do(func() error {
+		link, err := netlink.LinkByName(pair.Up.Device)
+		if err != nil {
+			return err
+		}
+		if s := link.Attrs().Statistics; s.TxPackets < bytes/1448 {
+			t.Errorf("the router sent %d bytes in %d packets", s.TxBytes, s.TxPackets)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
