@@ -33,6 +33,7 @@
 #include "calendar.h"
 #include "clock.h"
 #include "flow.h"
+#include "foresight.h"
 #include "frame.h"
 #include "framing.h"
 #include "queue.h"
@@ -158,7 +159,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 
 	__u32 tin = tin_of(skb, &frame, cfg);
 	__u32 hash = bpf_get_hash_recalc(skb);
-	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id());
+	enum queue_decision queue_by;
+	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id(), &queue_by);
 	__u32 cell = queue * MAX_TINS + tin;
 	__u32 set = (queue * tin_count + tin) * flow_sets + (hash & (flow_sets - 1));
 
@@ -238,6 +240,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	flow->guarantee_ns = request.guarantee + request.late + request.guarantee_cost;
 	flow->departure_ns = departure;
 
+	if (cfg->check_queues_until_ns > now)
+		foresight_note(skb, queue, queue_by);
 	stats->packets += packets;
 	stats->bytes += bytes;
 	queue_stat->packets += packets;

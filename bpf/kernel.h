@@ -23,8 +23,18 @@ struct sock {
 	struct sock_common __sk_common;
 };
 
+struct net_device_ops {
+	__u16 (*ndo_select_queue)(void *device, void *skb, void *subordinate);
+};
+
+struct net_device {
+	const struct net_device_ops *netdev_ops;
+};
+
 struct sk_buff {
 	struct sock *sk;
+	struct net_device *dev;
+	__u16 queue_mapping;
 	__u8 ooo_okay : 1;
 	__u8 encapsulation : 1;
 	__u16 transport_header;

@@ -45,12 +45,13 @@ static __always_inline __u32 queue_of_socket(struct __sk_buff *ctx)
 }
 
 static __always_inline __u32 queue_foresee(struct __sk_buff *skb, const struct device_config *cfg,
-					   __u32 hash, __u32 cpu)
+					   __u32 hash, __u32 cpu, enum queue_decision *by)
 {
 	__u32 queues = cfg->queues;
 	__u32 queue = queue_of_socket(skb);
 	__u32 mapping = skb->queue_mapping;
 
+	*by = QUEUE_BY_SOCKET;
 	if (queue < queues)
 		return queue;
 
@@ -60,14 +61,17 @@ static __always_inline __u32 queue_foresee(struct __sk_buff *skb, const struct d
 		__u32 choice = entry->count == 1 ? 0 : scale_hash(hash, entry->count);
 
 		queue = entry->queues[choice % XPS_CHOICES];
+		*by = QUEUE_BY_XPS;
 		if (queue < queues)
 			return queue;
 	}
 
 	/* 1 + the queue that the packet came in by or that a program before us chose. */
+	*by = QUEUE_BY_MAPPING;
 	if (mapping)
 		return queues ? (mapping - 1) % queues : 0;
 
+	*by = QUEUE_BY_HASH;
 	queue = scale_hash(hash, queues);
 	skb->queue_mapping = queue + 1;
 	return queue;

@@ -97,6 +97,8 @@ struct device_config {
 	__u32 queues;
 	/* LAYOUT_VERSION of whoever made the maps. */
 	__u32 layout_version;
+	/* Until then what is foreseen is noted, to be compared with where packets went. */
+	__u64 check_queues_until_ns;
 	struct tin_config tins[MAX_TINS];
 	__u8 dscp_to_tin[DSCP_VALUES];
 	struct framing framing;
@@ -110,6 +112,30 @@ struct device_config {
 	__u8 fwmark_shift;
 	__u32 fwmark_mask;
 	__u8 fwmark_to_tin[MAX_TINS];
+};
+
+/* Who decides a packet's transmit queue, in the kernel's order. */
+enum queue_decision {
+	QUEUE_BY_SOCKET,
+	QUEUE_BY_XPS,
+	QUEUE_BY_MAPPING,
+	QUEUE_BY_HASH,
+	QUEUE_DECISIONS, /* a power of two */
+};
+
+/* Where the packet at an address was foreseen to go, and by what. */
+struct foreseen {
+	__u64 skb_address;
+	__u32 queue;
+	enum queue_decision by;
+};
+
+/* Packets while queues were checked, as enqueued: a super-packet is one. */
+struct foresight_counters {
+	__u64 matched[QUEUE_DECISIONS];
+	__u64 mismatched[QUEUE_DECISIONS];
+	/* Nonzero where the driver of the device chooses queues itself (ndo_select_queue). */
+	__u64 driver_chooses;
 };
 
 /* What XPS says for one CPU: the transmit queues it may use. */

@@ -26,6 +26,7 @@ type attachFlags struct {
 	changeFlags
 	diffserv, metrics     string
 	keep, replace, dryRun bool
+	checkQueues           bool
 }
 
 func (a *app) attachCommand() *cobra.Command {
@@ -66,6 +67,7 @@ handed to that one.`,
 	f.StringVar(&flags.metrics, "metrics", config.DefaultMetricsAddress, "`address` to serve Prometheus metrics on, or none")
 	f.BoolVar(&flags.keep, "keep", false, "leave the shaping on when this process ends")
 	f.BoolVar(&flags.replace, "replace", false, "take the place of a qdisc that is not the kernel's default; detach restores it")
+	f.BoolVar(&flags.checkQueues, "check-queues", false, "compare the queues that are foreseen with those that packets go to, for status and metrics")
 	f.BoolVar(&flags.dryRun, "dry-run", false, "say what would be done, and do nothing")
 	completeWords(cmd, "diffserv", presetNames()...)
 	completeWords(cmd, "metrics", config.DefaultMetricsAddress, config.MetricsNone)
@@ -80,12 +82,13 @@ type request struct {
 
 	metricsAddress        string
 	keep, replace, dryRun bool
+	checkQueues           bool
 	// processFlags names the given flags that concern the process and not the device.
 	processFlags []string
 }
 
 func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
-	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun}
+	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun, checkQueues: f.checkQueues}
 	if r.change, err = f.change(cmd); err != nil {
 		return r, err
 	}
@@ -94,7 +97,7 @@ func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
 			return r, err
 		}
 	}
-	for _, flag := range []string{"metrics", "keep", "replace"} {
+	for _, flag := range []string{"metrics", "keep", "replace", "check-queues"} {
 		if cmd.Flags().Changed(flag) {
 			r.processFlags = append(r.processFlags, "--"+flag)
 		}
@@ -118,6 +121,7 @@ func (r request) spec(found *config.Spec) (config.Spec, error) {
 		base.Preset = r.preset
 	}
 	base.MetricsAddress, base.Keep, base.Replace, base.DryRun = r.metricsAddress, r.keep, r.replace, r.dryRun
+	base.CheckQueues = r.checkQueues
 	spec, err := base.Apply(r.change)
 	if err != nil {
 		return config.Spec{}, err

@@ -104,6 +104,9 @@ func printStatus(w io.Writer, s api.Status) error {
 			fmt.Fprintf(&out, "passed unshaped: %s (%s)\n", count(int(packets), "packet"), reason)
 		}
 	}
+	if matched, mismatched := s.Foresight.Totals(); matched+mismatched > 0 {
+		fmt.Fprintf(&out, "queues foreseen: %s of %s checked\n", percent(matched, matched+mismatched), count(int(matched+mismatched), "packet"))
+	}
 	if len(s.Tins) > 0 {
 		out.WriteString("\n")
 		printTins(&out, s.Tins)
@@ -225,6 +228,15 @@ func printEffective(w io.Writer, tins []api.Tin) {
 		}
 		fmt.Fprintf(w, "%-*s  %s\n", firstColumn, tin.Name, strings.Join(parts, ", "))
 	}
+}
+
+// percent writes a share, and 100% only where it is all.
+func percent(part, whole uint64) string {
+	share := 100 * float64(part) / float64(whole)
+	if part < whole {
+		share = min(share, 99.99)
+	}
+	return strconv.FormatFloat(share, 'g', 4, 64) + "%"
 }
 
 // ranges writes ascending numbers as "0-3,5".

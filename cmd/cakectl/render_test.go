@@ -23,7 +23,8 @@ func exampleStatus() api.Status {
 	s := api.Status{
 		Device: "eth0", Enforcing: true, Attach: "tcx", RootQdisc: "mq", Bandwidth: bps(bandwidth),
 		Diffserv: "diffserv4", Split: "flows", Queues: api.Queues{Total: 8, Active: 6}, Daemon: 4711,
-		Bypassed: map[string]uint64{"not_ip": 12, "malformed": 0},
+		Bypassed:  map[string]uint64{"not_ip": 12, "malformed": 0},
+		Foresight: api.Foresight{Matched: map[string]uint64{"hash": 999_000}, Mismatched: map[string]uint64{"xps": 1000}},
 		Controller: api.Controller{
 			Events: 9, Recomputes: 10, UnchangedRecomputes: 1, RateWrites: 40, EventsLost: 2, LastChange: &changed,
 		},
@@ -54,6 +55,7 @@ enforcing: yes
 active: 6 queues, 32 flows
 controller: process 4711; 9 events, 10 recomputes (1 without a change), 40 rate writes, 2 events lost; last change 2026-11-30 20:15:02
 passed unshaped: 12 packets (not_ip)
+queues foreseen: 99.9% of 1000000 packets checked
 
                    bulk     best_effort    video    voice
 rate           12.5mbit         200mbit  100mbit   50mbit

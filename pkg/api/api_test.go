@@ -129,6 +129,7 @@ func exampleStatus() Status {
 			Queues: []TinQueue{{Queue: 3, EffectiveRate: BitsPerSec(200 * rates.Mbit), Active: true, ActiveFlows: 4}},
 		}},
 		Bypassed:   map[string]uint64{"not_ip": 1},
+		Foresight:  Foresight{Matched: map[string]uint64{"hash": 99}, Mismatched: map[string]uint64{"xps": 1}},
 		Controller: Controller{Events: 1, RecomputesByTrigger: map[string]uint64{"active": 1}, LastChange: &changed},
 		Daemon:     4711,
 	}

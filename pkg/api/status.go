@@ -26,8 +26,10 @@ type Status struct {
 	Queues    Queues     `json:"queues"`
 	Tins      []Tin      `json:"tins"`
 	// Bypassed counts packets passed without shaping, by reason.
-	Bypassed   map[string]uint64 `json:"bypassed_packets"`
-	Controller Controller        `json:"controller"`
+	Bypassed map[string]uint64 `json:"bypassed_packets"`
+	// Foresight tells how well transmit queues are foreseen, from while that was checked.
+	Foresight  Foresight  `json:"queue_foresight"`
+	Controller Controller `json:"controller"`
 	// Daemon is the process that runs the controller; 0 is none.
 	Daemon int `json:"daemon_pid"`
 }
@@ -44,6 +46,26 @@ type Queues struct {
 type QueueCounters struct {
 	Bytes   uint64 `json:"sent_bytes"`
 	Packets uint64 `json:"sent_packets"`
+}
+
+// Foresight counts packets, as they were enqueued, by what was to decide their transmit queue: those
+// that went where they were foreseen to go, and the others.
+type Foresight struct {
+	Matched    map[string]uint64 `json:"matched_packets"`
+	Mismatched map[string]uint64 `json:"mismatched_packets"`
+	// DriverChooses tells that the driver of the device chooses queues itself.
+	DriverChooses bool `json:"driver_chooses"`
+}
+
+// Totals are over whatever decided.
+func (f Foresight) Totals() (matched, mismatched uint64) {
+	for _, packets := range f.Matched {
+		matched += packets
+	}
+	for _, packets := range f.Mismatched {
+		mismatched += packets
+	}
+	return matched, mismatched
 }
 
 // Tin is the state of one tin. Packets are GSO segments, bytes those on the wire.

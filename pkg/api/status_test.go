@@ -77,6 +77,15 @@ func TestStatusJSON(t *testing.T) {
   "bypassed_packets": {
     "not_ip": 1
   },
+  "queue_foresight": {
+    "matched_packets": {
+      "hash": 99
+    },
+    "mismatched_packets": {
+      "xps": 1
+    },
+    "driver_chooses": false
+  },
   "controller": {
     "events": 1,
     "recomputes": 0,

@@ -156,12 +156,13 @@ func (r *fileReader) read(text []byte) File {
 func (r *fileReader) section(node ast.Node, spec *Spec) {
 	base, overrides := spec.Tins, []TinOverride{}
 	r.mapping(node, cmp.Or(spec.Device, "defaults"), map[string]setter{
-		"bandwidth": r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
-		"diffserv":  r.text(parsed(&spec.Preset, ParsePreset)),
-		"split":     r.text(parsed(&spec.Split, ParseSplit)),
-		"rtt":       r.text(parsed(&spec.RTT, ParseRTT)),
-		"keep":      r.text(parsed(&spec.Keep, parseBool)),
-		"replace":   r.text(parsed(&spec.Replace, parseBool)),
+		"bandwidth":    r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
+		"diffserv":     r.text(parsed(&spec.Preset, ParsePreset)),
+		"split":        r.text(parsed(&spec.Split, ParseSplit)),
+		"rtt":          r.text(parsed(&spec.RTT, ParseRTT)),
+		"keep":         r.text(parsed(&spec.Keep, parseBool)),
+		"replace":      r.text(parsed(&spec.Replace, parseBool)),
+		"check_queues": r.text(parsed(&spec.CheckQueues, parseBool)),
 		"tins": func(_, node ast.Node) {
 			r.entries(node, "tins", func(name string, _, node ast.Node) {
 				o := TinOverride{Name: tins.CanonicalName(name)}

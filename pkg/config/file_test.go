@@ -83,7 +83,7 @@ func TestFileErrors(t *testing.T) {
 		{"null devices", "devices:", []string{"f.yaml:1:10: devices: want settings as KEY: VALUE"}},
 		{"a list", "devices:\n- eth0\n", []string{"f.yaml:2:1: devices: want settings"}},
 		{"unknown section", "device: {}\ndevices: {eth0: {bandwidth: 1gbit}}", []string{`f.yaml:1:1: the file: unknown setting "device": want defaults, devices, metrics`}},
-		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, diffserv`}},
+		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, check_queues, diffserv`}},
 		{"twice", "devices:\n  eth0: {bandwidth: 1gbit}\n  eth0: {bandwidth: 2gbit}\n", []string{"f.yaml:3:3: ", "eth0"}},
 		{"no bandwidth", "devices:\n  eth0: {rtt: lan}\n", []string{"f.yaml:2:3: eth0: no bandwidth given"}},
 		{"no value", "devices:\n  eth0:\n    bandwidth:\n", []string{"f.yaml:3:5: bandwidth: want one value"}},

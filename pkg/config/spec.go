@@ -42,6 +42,8 @@ type Spec struct {
 	Keep bool `json:"keep,omitempty"`
 	// Replace allows to replace a qdisc that is not the kernel's default.
 	Replace bool `json:"replace,omitempty"`
+	// CheckQueues compares, all the time, the queues that are foreseen with those that packets go to.
+	CheckQueues bool `json:"check_queues,omitempty"`
 	// FromFile tells that the device is in the configuration file of a daemon: when it is not any
 	// more, it is detached.
 	FromFile bool `json:"from_file,omitempty"`

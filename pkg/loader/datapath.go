@@ -167,6 +167,8 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapDevice:     &m.Device,
 		dataPathMapEvents:     &m.Events,
 		dataPathMapFlows:      &m.Flows,
+		dataPathMapForeseen:   &m.Foreseen,
+		dataPathMapForesight:  &m.Foresight,
 		dataPathMapMarkToTin:  &m.MarkToTin,
 		dataPathMapQueueStats: &m.QueueStats,
 		dataPathMapScratch:    &m.Scratch,

@@ -55,6 +55,7 @@ type dataPathDeviceConfig struct {
 	EqualFlows            uint32
 	Queues                uint32
 	LayoutVersion         uint32
+	CheckQueuesUntilNs    uint64
 	Tins                  [8]struct {
 		_                structs.HostLayout
 		RateNsPerByteQ24 uint64
@@ -143,11 +144,35 @@ type dataPathFlowSet struct {
 	}
 }
 
+type dataPathForeseen struct {
+	_          structs.HostLayout
+	SkbAddress uint64
+	Queue      uint32
+	By         dataPathQueueDecision
+}
+
+type dataPathForesightCounters struct {
+	_             structs.HostLayout
+	Matched       [4]uint64
+	Mismatched    [4]uint64
+	DriverChooses uint64
+}
+
 type dataPathQueueCounters struct {
 	_       structs.HostLayout
 	Packets uint64
 	Bytes   uint64
 }
+
+type dataPathQueueDecision uint32
+
+const (
+	dataPathQueueDecisionQUEUE_BY_SOCKET  dataPathQueueDecision = 0
+	dataPathQueueDecisionQUEUE_BY_XPS     dataPathQueueDecision = 1
+	dataPathQueueDecisionQUEUE_BY_MAPPING dataPathQueueDecision = 2
+	dataPathQueueDecisionQUEUE_BY_HASH    dataPathQueueDecision = 3
+	dataPathQueueDecisionQUEUE_DECISIONS  dataPathQueueDecision = 4
+)
 
 type dataPathShard struct {
 	_             structs.HostLayout
@@ -201,6 +226,8 @@ const (
 	dataPathMapDevice          = "device"
 	dataPathMapEvents          = "events"
 	dataPathMapFlows           = "flows"
+	dataPathMapForeseen        = "foreseen"
+	dataPathMapForesight       = "foresight"
 	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
@@ -272,6 +299,8 @@ type dataPathMapSpecs struct {
 	Device     *ebpf.MapSpec `ebpf:"device"`
 	Events     *ebpf.MapSpec `ebpf:"events"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
+	Foreseen   *ebpf.MapSpec `ebpf:"foreseen"`
+	Foresight  *ebpf.MapSpec `ebpf:"foresight"`
 	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
@@ -319,6 +348,8 @@ type dataPathMaps struct {
 	Device     *ebpf.Map `ebpf:"device"`
 	Events     *ebpf.Map `ebpf:"events"`
 	Flows      *ebpf.Map `ebpf:"flows"`
+	Foreseen   *ebpf.Map `ebpf:"foreseen"`
+	Foresight  *ebpf.Map `ebpf:"foresight"`
 	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
@@ -338,6 +369,8 @@ func (m *dataPathMaps) Close() error {
 		m.Device,
 		m.Events,
 		m.Flows,
+		m.Foreseen,
+		m.Foresight,
 		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,

@@ -2,7 +2,10 @@
 
 package loader
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 // TestLoad is the verifier's word on this kernel.
 func TestLoad(t *testing.T) {
@@ -14,7 +17,11 @@ func TestLoad(t *testing.T) {
 		if err != nil {
 			t.Fatalf("load %+v: %v", options, err)
 		}
-		if err := d.Close(); err != nil {
+		check, err := d.CheckQueues()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(check.Close(), d.Close()); err != nil {
 			t.Error(err)
 		}
 	}

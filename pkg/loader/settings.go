@@ -29,6 +29,8 @@ type Settings struct {
 	// Queues is the number of transmit queues in use, at most [DataPath.Queues].
 	Queues int
 	Tins   []TinSettings
+	// CheckQueues makes the data path note what it foresees, for [DataPath.CheckQueues].
+	CheckQueues bool
 	// DSCPToTin is the tin of each DSCP.
 	DSCPToTin [64]uint8
 }
@@ -85,6 +87,11 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 	var before dataPathDeviceConfig
 	if err := d.objects.Config.Lookup(uint32(0), &before); err != nil {
 		return fmt.Errorf("read the data path's configuration: %w", err)
+	}
+	if s.CheckQueues {
+		config.CheckQueuesUntilNs = checkQueuesAlways
+	} else if before.CheckQueuesUntilNs != checkQueuesAlways {
+		config.CheckQueuesUntilNs = before.CheckQueuesUntilNs
 	}
 	if err := d.objects.Config.Put(uint32(0), config); err != nil {
 		return fmt.Errorf("configure the data path: %w", err)

@@ -136,6 +136,9 @@ func (s series) device(status api.Status) {
 		s.send("cakectl_queue_bytes_total", float64(counters.Bytes), device, strconv.Itoa(queue))
 		s.send("cakectl_queue_packets_total", float64(counters.Packets), device, strconv.Itoa(queue))
 	}
+	matched, mismatched := status.Foresight.Totals()
+	s.send("cakectl_queue_foreseen_packets_total", float64(matched), device, "match")
+	s.send("cakectl_queue_foreseen_packets_total", float64(mismatched), device, "mismatch")
 	for _, tin := range status.Tins {
 		s.tin(device, tin)
 	}

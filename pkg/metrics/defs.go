@@ -66,6 +66,9 @@ func definitions() []definition {
 		{"cakectl_queue_packets_total", counter, queue,
 			"Packets (GSO segments) accepted for a transmit queue."},
 
+		{"cakectl_queue_foreseen_packets_total", counter, []string{"device", "result"},
+			"Packets, as enqueued, whose transmit queue was checked: result is match where it was the one that had been foreseen, else mismatch. Counts only while --check-queues or doctor check."},
+
 		{"cakectl_controller_events_total", counter, device,
 			"Events of the data path that the controller answered."},
 		{"cakectl_controller_recomputes_total", counter, []string{"device", "trigger"},

@@ -63,6 +63,7 @@ func busy() api.Status {
 			DroppedPackets: map[string]uint64{"horizon": 0}, DroppedBytes: map[string]uint64{"horizon": 0},
 			Sojourn: sojourn(0, 1, 1e-3),
 		}},
+		Foresight: api.Foresight{Matched: map[string]uint64{"hash": 90, "xps": 9}, Mismatched: map[string]uint64{"xps": 1}},
 		Controller: api.Controller{
 			Events: 7, Recomputes: 6, RateWrites: 5, UnchangedRecomputes: 4,
 			RecomputesByTrigger: map[string]uint64{"active": 3, "flows": 0, "idle": 1, "set": 1, "start": 1},

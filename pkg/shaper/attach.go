@@ -168,6 +168,10 @@ func (s *Shaper) adopt(ctx context.Context, spec config.Spec) error {
 	if err != nil {
 		return err
 	}
+	if !spec.Bandwidth.IsZero() {
+		// No part of a change: who answers for the device decides.
+		s.record.Spec.FromFile, s.record.Spec.CheckQueues = spec.FromFile, spec.CheckQueues
+	}
 	if s.rates, err = s.record.Spec.Resolve(linkSpeed(s.name)); err != nil {
 		return err
 	}

@@ -54,6 +54,7 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
 		EqualFlows:      cfg.Split == rates.SplitFlows,
 		Queues:          queues,
+		CheckQueues:     spec.CheckQueues,
 		DSCPToTin:       def.DSCPToTin,
 	}
 	for _, tin := range cfg.Tins {

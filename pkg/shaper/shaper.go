@@ -39,6 +39,13 @@ func (s *Shaper) Run(ctx context.Context) error {
 		return err
 	}
 	defer events.Close()
+	if s.Spec().CheckQueues {
+		check, err := s.datapath.CheckQueues()
+		if err != nil {
+			return fmt.Errorf("check the queues of %s: %w", s.name, err)
+		}
+		defer check.Close()
+	}
 	// What happened while nobody listened is in the shards, not in the ring.
 	if _, err := s.controller.Recompute(loader.TriggerStart); err != nil {
 		return err

@@ -69,6 +69,11 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 	if status.Bypassed, err = s.datapath.Bypassed(); err != nil {
 		return status, err
 	}
+	foreseen, err := s.datapath.Foresight()
+	if err != nil {
+		return status, err
+	}
+	status.Foresight = foresight(foreseen)
 	status.Controller, err = s.controllerStatus()
 	return status, err
 }
