@@ -65,6 +65,13 @@ static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep
 	return 0;
 }
 
+static __always_inline void sweep_shards(struct device_state *state, __u64 now, __u64 epoch_ns)
+{
+	struct sweep sweep = {.state = state, .now = now, .epoch_ns = epoch_ns};
+
+	bpf_for_each_map_elem(&shards, sweep_shard, &sweep, 0);
+}
+
 /* Runs once an epoch while anything is active, then stops: the next packet starts it again. */
 static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
 {
@@ -76,17 +83,12 @@ static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
 	if (!cfg || !state)
 		return 0;
 
-	struct sweep sweep = {
-	    .state = state,
-	    .now = bpf_ktime_get_ns(),
-	    .epoch_ns = cfg->epoch_ns,
-	};
-	bpf_for_each_map_elem(&shards, sweep_shard, &sweep, 0);
+	sweep_shards(state, bpf_ktime_get_ns(), cfg->epoch_ns);
 
 	/* Stop first, look after: a shard that turned active in between starts it again. */
 	__sync_lock_test_and_set(&state->sweeping, 0);
 	if (state->active_shards && !__sync_lock_test_and_set(&state->sweeping, 1))
-		bpf_timer_start(&sweeper->timer, sweep.epoch_ns, 0);
+		bpf_timer_start(&sweeper->timer, cfg->epoch_ns, 0);
 	return 0;
 }
 

@@ -80,13 +80,18 @@ __noinline int shard_start_epoch(__u32 cell, __u64 now, __u64 epoch_ns)
 		return 0;
 
 	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
-	__u64 start = shard->epoch_start_ns;
+	__u64 start = *(volatile __u64 *)&shard->epoch_start_ns;
 	__u32 epoch = shard->epoch;
-	__u64 next = start + epoch_ns;
-	__u32 passed = 1;
 
-	/* After a silence the epochs in between are passed too. */
-	if (now - next >= epoch_ns) {
+	/* Another CPU was first. */
+	if ((__s64)(now - start) < (__s64)epoch_ns)
+		return 0;
+
+	__u64 passed = (now - start) / epoch_ns;
+	__u64 next = start + passed * epoch_ns;
+
+	/* After a long silence nothing counts any more, and the epochs may start anew. */
+	if (passed >= EPOCHS_AHEAD) {
 		passed = EPOCHS_AHEAD;
 		next = now;
 	}

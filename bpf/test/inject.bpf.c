@@ -7,12 +7,26 @@
 volatile __u64 inject_now_ns;
 /* A test run always gives the packet a socket. */
 volatile bool inject_forwarded;
-/* What the kernel made of the packet's addresses and ports. */
-volatile __u32 seen_hash;
+/* The flow's hash; 0 leaves it to the kernel. */
+volatile __u32 inject_hash;
 
 SEC("tc")
 int inject_egress(struct __sk_buff *skb)
 {
-	seen_hash = bpf_get_hash_recalc(skb);
+	if (inject_hash)
+		bpf_set_hash(skb, inject_hash);
 	return shape(skb, inject_now_ns, !inject_forwarded);
+}
+
+SEC("tc")
+int inject_sweep(struct __sk_buff *skb)
+{
+	__u32 zero = 0;
+	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+
+	/* Arrays of one entry always have it. */
+	if (cfg && state)
+		sweep_shards(state, inject_now_ns, cfg->epoch_ns);
+	return 0;
 }

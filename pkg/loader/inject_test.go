@@ -18,10 +18,13 @@ type injected struct {
 	*DataPath
 	t       testing.TB
 	program *ebpf.Program
-	now     *ebpf.Variable
+	// sweep finds what went idle, as the timer does.
+	sweep *ebpf.Program
+	now   *ebpf.Variable
 	// forwarded makes the packets to come forwarded ones; else they are of a local socket.
 	forwarded *ebpf.Variable
-	hash      *ebpf.Variable
+	// hash is that of the packets to come; 0 leaves it to the kernel.
+	hash *ebpf.Variable
 	// What the last run came to: its verdict and the frame as it left.
 	verdict int32
 	frame   []byte
@@ -54,9 +57,10 @@ func newInjected(t testing.TB, options Options, settings Settings) *injected {
 		t.Fatal(err)
 	}
 	in.program = collection.Programs["inject_egress"]
+	in.sweep = collection.Programs["inject_sweep"]
 	in.now = collection.Variables["inject_now_ns"]
 	in.forwarded = collection.Variables["inject_forwarded"]
-	in.hash = collection.Variables["seen_hash"]
+	in.hash = collection.Variables["inject_hash"]
 	if settings.Queues == 0 {
 		settings.Queues = options.Queues
 	}
