@@ -2,34 +2,28 @@
 
 package model
 
-import (
-	"math/bits"
-	"time"
-
-	"github.com/cakectl/cakectl/pkg/rates"
-)
+import "maps"
 
 const (
-	// ticks is the number of ticks in the calendar's ring.
-	ticks = 4096
+	// ticksAhead is how many ticks the data path's ring holds. What lies further ahead than that
+	// cannot be booked.
+	ticksAhead = 4096
 
-	// minTickShift makes a tick 1.05 ms or longer; tickPackets full packets must fit into it.
-	minTickShift = 20
-	tickPackets  = 4
-
-	// nearProbes ticks are looked at first, then hintProbes from the hint, then freeProbes from the later of both.
+	// nearProbes ticks are looked at first, then hintProbes from the hint, then freeProbes from
+	// the later of both. What is not found within them is booked in the last one.
 	nearProbes = 2
-	hintProbes = 2
-	freeProbes = 3
+	hintProbes = 4
+	freeProbes = 4
 
 	// repayTicks is how many ticks one packet asks to repay what is overfilled.
 	repayTicks = 32
 
-	// closeTicks is the longest silence whose ticks are looked at one by one. A longer one forgets the demand.
-	closeTicks = 64
+	// closeTicks is how many ticks are closed at once. After a longer silence those before count
+	// for nothing.
+	closeTicks = 16
 
-	// demandShift smooths demand: a tick counts for 1/64. One that says less than the mean, and of which more than a
-	// quarter stayed idle, counts for 1/8: flows have stopped.
+	// demandShift smooths demand: a tick counts for 1/64. One that says less than the mean, and
+	// of which more than a quarter stayed idle, counts for 1/8: flows have stopped.
 	demandShift     = 6
 	demandIdleShift = 3
 	idlePart        = 4
@@ -37,194 +31,349 @@ const (
 	// demandTicks bounds what one tick may say about demand.
 	demandTicks = 4
 
-	// leftoverFloor is the part of the line that leftover bookings may always have.
+	// idleWeight is how much less demand an idle byte stands for.
+	idleWeight = 2
+
+	// leftoverFloor is the part of the line that leftover bookings may always have, and boostPart
+	// that of a tick which goes to packets that do not wait.
 	leftoverFloor = 128
+	boostPart     = 4
+
+	// lagTicks is by how much a departure may miss its guarantee before that counts as lost.
+	lagTicks = 2
+
+	// shallowPackets is how far ahead a flow may have booked, in packets at its guarantee, to be
+	// shallow.
+	shallowPackets = 2
 )
 
-// tick is what is booked to leave in 2^shift ns.
+// tick is what is booked to leave in 2^shift ns, in bytes.
 type tick struct {
-	number int64
-	// booked is the work on the line: packets that start in this tick, those reaching in from the one before, debts
-	// repaid, and time that passed unused.
+	// booked is all of it: packets that start in this tick, what earlier ticks were overfilled by,
+	// and time that passed unused.
 	booked int64
-	// demand is what flows took by their guarantee in this tick, and missed of it.
-	demand int64
-	// boosted is what left at once because its flow had not been sending.
+	// entitled is what flows took by their guarantee, and half of what they missed of it.
+	entitled int64
+	// boosted is what left at once.
 	boosted int64
+	// lost is what time passed over before anybody booked it.
+	lost int64
 }
 
-// calendar is the line: a ring of ticks, and what past ticks tell about those to come. Bytes everywhere, so that a
-// change of the bandwidth leaves everything where it is.
-type calendar struct {
-	ring [ticks]tick
-	// shift is the length of a tick, 2^shift ns, and tickBytes what it carries.
+// line is the calendar of the line, and what past ticks tell of those to come. Bytes everywhere, so
+// that a change of the bandwidth leaves everything where it is.
+type line struct {
+	// A tick is 2^shift ns and carries tickBytes at the bandwidth, whose pace is pace.
 	shift     uint
 	tickBytes int64
-	// current is the tick of the latest packet; no tick before freeHint has room, and none after lastBooked has a booking.
-	current, freeHint, lastBooked int64
-	// demand is the mean of the closed ticks' demand, and free what it leaves of a tick to leftover bookings.
-	demand, free int64
-	// leftoverNs is the clock of leftover bookings: it advances by their bytes at the rate that is free.
-	leftoverNs int64
+	pace      pace
+
+	// ticks are those in which something is booked, by number; the past ones are forgotten.
+	ticks map[int64]*tick
+	// current is the tick of the latest packet.
+	current int64
+	// freeHint: no tick before it has room.
+	freeHint int64
+	// madeShift and madeBytes are the tick that the estimates are made for.
+	madeShift uint
+	madeBytes int64
+	// demand is what flows take of a tick by their guarantees, smoothed.
+	demand int64
+	// leftoverNs is when all bytes booked from the leftover would have left at the rate that the
+	// guarantees leave, and leftoverNsPerByteQ8 is that rate.
+	leftoverNs, leftoverNsPerByteQ8 int64
 	// debt is what overfills ticks and no later tick has repaid.
 	debt int64
 }
 
-// tickShift is the length of a tick for a bandwidth, as a power of two of nanoseconds.
-func tickShift(bandwidth rates.Rate, fullPacketBytes int) uint {
-	shift := uint(minTickShift)
-	for bytesIn(bandwidth, shift) < int64(tickPackets*fullPacketBytes) {
-		shift++
+// bookedAs is the reason why a packet may leave when it does.
+type bookedAs int
+
+const (
+	byGuarantee bookedAs = iota
+	fromLeftover
+	asBoost
+)
+
+// booking is one packet's way through the calendar: what is asked, and what is found.
+type booking struct {
+	nowNs int64
+	bytes int64
+	// fullPacketBytes is the size of the largest packet that may be a boost.
+	fullPacketBytes int64
+	// guaranteeNs is when the flow's guarantee lets the packet leave. A booking from the leftover
+	// moves it.
+	guaranteeNs int64
+	// guaranteeCostNs is what the packet takes at its flow's guarantee.
+	guaranteeCostNs int64
+	// earliestNs is the flow's last departure, or now; leftoverEarliestNs holds, beside it, what
+	// is no guarantee.
+	earliestNs, leftoverEarliestNs int64
+	// backlogged: the flow has packets waiting or is ahead of its guarantee.
+	backlogged bool
+	// alone: no other tin has active flows.
+	alone bool
+
+	tick        int64
+	departureNs int64
+	as          bookedAs
+	// leftoverNs is the leftover clock after this packet; 0 leaves it where it is.
+	leftoverNs int64
+	// lateNs is how much of the flow's guarantee the packet misses.
+	lateNs int64
+}
+
+func (l *line) tickOf(ns int64) int64  { return ns >> l.shift }
+func (l *line) startNs(n int64) int64  { return n << l.shift }
+func (l *line) tickNs() int64          { return 1 << l.shift }
+func (l *line) hasRoom(n int64) bool   { return l.at(n).booked < l.tickBytes }
+func (l *line) overfill(n int64) int64 { return max(0, l.at(n).booked-l.tickBytes) }
+
+// at is what is known of a tick.
+func (l *line) at(n int64) tick {
+	if t := l.ticks[n]; t != nil {
+		return *t
 	}
-	return shift
+	return tick{}
 }
 
-// bytesIn is what a bandwidth carries in 2^shift ns.
-func bytesIn(bandwidth rates.Rate, shift uint) int64 {
-	hi, lo := bits.Mul64(uint64(bandwidth), 1<<shift)
-	bytes, _ := bits.Div64(hi, lo, 8*uint64(time.Second))
-	return int64(bytes)
-}
-
-func (c *calendar) tickNs() int64           { return 1 << c.shift }
-func (c *calendar) startNs(n int64) int64   { return n << c.shift }
-func (c *calendar) tickOf(ns int64) int64   { return ns >> c.shift }
-func (c *calendar) hasRoom(n int64) bool    { return c.at(n).booked < c.tickBytes }
-func (c *calendar) overfill(n int64) int64  { return max(0, c.at(n).booked-c.tickBytes) }
-func (c *calendar) roomBytes(n int64) int64 { return max(0, c.tickBytes-c.at(n).booked) }
-
-// at is tick n. One of an earlier round of the ring counts as empty.
-func (c *calendar) at(n int64) *tick {
-	t := &c.ring[n%ticks]
-	if t.number != n {
-		*t = tick{number: n}
+// book is a tick that something is to be booked in.
+func (l *line) book(n int64) *tick {
+	if l.ticks[n] == nil {
+		l.ticks[n] = &tick{}
 	}
-	return t
+	return l.ticks[n]
 }
 
-// placeNs is when a packet leaves that is booked in tick n now: behind what is booked there.
-func (c *calendar) placeNs(n int64) int64 {
-	return c.startNs(n) + min(c.at(n).booked*c.tickNs()/c.tickBytes, c.tickNs()-1)
+// goneBytes is what time has passed of the present tick.
+func (l *line) goneBytes(nowNs int64) int64 {
+	return (nowNs - l.startNs(l.tickOf(nowNs))) * l.tickBytes >> l.shift
 }
 
-// advance closes the ticks before now, and takes from the present one what time has passed.
-func (c *calendar) advance(nowNs int64) {
-	now := c.tickOf(nowNs)
-	if now-c.current > closeTicks {
-		c.current, c.demand = now, 0
-		c.leftoverNs = min(c.leftoverNs, nowNs)
+// smoothed moves a mean to a sample by 2^-shift of the difference, and by 1 where that is nothing.
+func smoothed(mean, sample int64, shift int) int64 {
+	difference := sample - mean
+	switch {
+	case difference > 0 && difference < 1<<shift:
+		return mean + 1
+	case difference < 0 && -difference < 1<<shift:
+		return mean - 1
 	}
-	for c.current < now {
-		c.close()
-	}
-	c.freeHint = max(c.freeHint, now)
-	passed := (nowNs - c.startNs(now)) * c.tickBytes >> c.shift
-	c.at(now).booked = max(c.at(now).booked, passed)
+	return mean + difference>>shift
 }
 
-// close learns from the current tick and goes on to the next.
-func (c *calendar) close() {
-	t, idle := c.at(c.current), c.roomBytes(c.current)
-	demand, shift := min(t.demand, demandTicks*c.tickBytes), demandShift
-	if demand < c.demand && idle > c.tickBytes/idlePart {
+// roll closes the ticks before now.
+func (l *line) roll(nowNs int64) {
+	now := l.tickOf(nowNs)
+	if now == l.current && l.shift == l.madeShift {
+		return
+	}
+	passed := min(now-l.current, closeTicks)
+	l.current = now
+	// A change of the rate changes what a tick carries, or how long it is and so its number.
+	if l.madeBytes != 0 {
+		l.demand = l.demand * l.tickBytes / l.madeBytes
+	}
+	if l.madeShift != l.shift {
+		l.freeHint = now
+		passed = 0
+	}
+	l.madeShift, l.madeBytes = l.shift, l.tickBytes
+
+	for n := now - passed; n < now; n++ {
+		l.close(n)
+	}
+	maps.DeleteFunc(l.ticks, func(n int64, _ *tick) bool { return n < now })
+
+	floor := l.tickBytes/leftoverFloor + 1
+	free := l.tickBytes - l.demand
+	if free <= floor {
+		free = floor
+	}
+	l.leftoverNsPerByteQ8 = l.tickNs() << 8 / free
+
+	if l.freeHint < now || l.freeHint >= now+ticksAhead {
+		l.freeHint = now
+	}
+}
+
+// close learns from a tick that is over.
+func (l *line) close(n int64) {
+	t := l.at(n)
+	idle := max(0, l.tickBytes-t.booked)
+	demand := max(0, min(t.entitled, demandTicks*l.tickBytes)-idleWeight*idle)
+	idle += t.lost
+
+	// The line has idled: what waits for the leftover may come nearer.
+	if ahead := l.leftoverNs - l.startNs(n+1); ahead > 0 {
+		l.leftoverNs -= ahead / l.tickBytes * idle
+	}
+	// While much of the line idles, less demand than before is believed sooner.
+	shift := demandShift
+	if demand < l.demand && idle > l.tickBytes/idlePart {
 		shift = demandIdleShift
 	}
-	c.demand = smooth(c.demand, demand, shift)
-	c.setFree()
-	c.current++
-	// An idle line shows that more was kept free than was needed: leftover bookings move up.
-	if ahead := c.leftoverNs - c.startNs(c.current); ahead > 0 {
-		c.leftoverNs -= ahead * idle / c.tickBytes
-	}
+	l.demand = smoothed(l.demand, demand, shift)
 }
 
-func (c *calendar) setFree() {
-	c.free = max(c.tickBytes-c.demand, c.tickBytes/leftoverFloor)
-}
-
-// smooth moves a mean to a sample by 2^-shift of the difference, rounded away from the mean.
-func smooth(mean, sample int64, shift int) int64 {
-	round := int64(1)<<shift - 1
-	if sample > mean {
-		return mean + (sample-mean+round)>>shift
-	}
-	return mean - (mean-sample+round)>>shift
-}
-
-// findRoom is the first tick with room at or after n, as far as the probes go: the last one may be full.
-func (c *calendar) findRoom(n int64) int64 {
+// findRoom is the first tick with room at or after n, as far as the probes go: the last one may be
+// full.
+func (l *line) findRoom(n int64) int64 {
 	for range nearProbes {
-		if c.hasRoom(n) {
+		if l.hasRoom(n) {
 			return n
 		}
 		n++
 	}
 	for range hintProbes {
-		if c.hasRoom(c.freeHint) {
+		if l.hasRoom(l.freeHint) {
 			break
 		}
-		c.freeHint++
+		l.freeHint++
 	}
-	n = max(n, c.freeHint)
+	n = max(n, l.freeHint)
 	for range freeProbes {
-		if c.hasRoom(n) {
-			return n
+		if l.hasRoom(n) {
+			break
 		}
 		n++
 	}
-	if c.overfill(n) < c.tickBytes {
-		return n
-	}
-	return c.lastBooked + 1
+	return n
 }
 
-// book adds bytes to tick n. What overfills it is a debt that later ticks repay: the next one, into which the packet
-// reaches, and then the first ones with room.
-func (c *calendar) book(n, bytes int64) {
-	over := c.overfill(n)
-	c.lastBooked = max(c.lastBooked, n)
-	c.at(n).booked += bytes
-	c.debt += c.overfill(n) - over
-	c.repay(n + 1)
-	for i := int64(0); i < repayTicks && c.debt > 0; i++ {
-		c.repay(max(n+2, c.freeHint) + i)
+// repay adds what overfills tick n-1 to the debt, and takes the debt from the ticks from n on that
+// have room.
+func (l *line) repay(n, overfill int64) {
+	l.debt += overfill
+	for i := int64(0); i < repayTicks && l.debt > 0; i++ {
+		if room := min(l.debt, l.tickBytes-l.at(n+i).booked); room > 0 {
+			l.book(n + i).booked += room
+			l.debt -= room
+		}
 	}
 }
 
-func (c *calendar) repay(n int64) {
-	bytes := min(c.debt, c.roomBytes(n))
-	if bytes > 0 {
-		c.at(n).booked += bytes
-		c.lastBooked = max(c.lastBooked, n)
-		c.debt -= bytes
+// placeNs is when a packet leaves that is booked in tick n now: behind what is booked there.
+func (l *line) placeNs(nowNs, n int64) int64 {
+	booked := l.at(n).booked
+	if n == l.tickOf(nowNs) {
+		booked = max(booked, l.goneBytes(nowNs))
 	}
+	return l.startNs(n) + min(l.pace.costNs(booked), l.tickNs()-1)
 }
 
-// rebook carries the bookings from now on over to ticks of another length. A tick that becomes several is spread over
-// them; several that become one add up. What lies beyond a ring of shorter ticks is forgotten.
-func (c *calendar) rebook(nowNs int64, shift uint) {
-	old := *c
-	c.ring = [ticks]tick{}
-	c.shift = shift
-	c.lastBooked = 0
-	for n := old.tickOf(nowNs); n < old.tickOf(nowNs)+ticks; n++ {
-		was := old.ring[n%ticks]
-		if was.number != n {
+func (l *line) boostFits(now, bytes, full int64) bool {
+	return bytes <= full && l.at(now).boosted+bytes <= max(l.tickBytes/boostPart, full)
+}
+
+// find finds when a packet may leave. It books nothing.
+func (l *line) find(b *booking) {
+	l.roll(b.nowNs)
+	now := l.tickOf(b.nowNs)
+
+	b.as = byGuarantee
+	if !b.backlogged && l.boostFits(now, b.bytes, b.fullPacketBytes) {
+		b.as = asBoost
+		b.tick = now
+		b.departureNs = b.nowNs
+		return
+	}
+
+	// Use it or lose it: room in this tick or the next is nobody's loss.
+	leftoverNs := max(b.leftoverEarliestNs, b.earliestNs)
+	n := l.tickOf(leftoverNs)
+	if n == now && !l.hasRoom(n) {
+		n++
+	}
+	if n <= now+1 && l.hasRoom(n) {
+		b.tick = n
+		b.departureNs = max(l.placeNs(b.nowNs, n), b.earliestNs)
+		if b.departureNs < b.guaranteeNs {
+			b.as = fromLeftover
+			b.guaranteeNs = b.departureNs
+		}
+		return
+	}
+
+	// Further out, the leftover has a clock of its own, so that room is left for those who will
+	// come with a guarantee. Where one tin has the line to itself, what its guarantees leave is its
+	// flows' own, and one that has not booked far ahead may have it at once.
+	entitled := l.tickOf(max(b.guaranteeNs, b.earliestNs))
+	shallow := b.alone && b.earliestNs < b.nowNs+shallowPackets*b.guaranteeCostNs
+	if !shallow {
+		leftoverNs = max(l.leftoverNs, leftoverNs)
+	}
+	if leftoverNs < b.guaranteeNs {
+		if n = l.findRoom(l.tickOf(leftoverNs)); n <= entitled {
+			leftoverNs = max(leftoverNs, l.startNs(n))
+			b.as = fromLeftover
+			b.guaranteeNs = min(b.guaranteeNs, leftoverNs)
+			if !shallow {
+				b.leftoverNs = leftoverNs + b.bytes*l.leftoverNsPerByteQ8>>8
+			}
+		}
+	}
+	if b.as != fromLeftover {
+		n = l.findRoom(entitled)
+	}
+	b.tick = n
+	b.departureNs = max(l.placeNs(b.nowNs, n), b.earliestNs)
+}
+
+// missedNs is how much later than its guarantee allows a packet leaves, beyond what ticks round and
+// what its flow can make up for: the time of one such packet.
+func (l *line) missedNs(b *booking, pacedNs int64) int64 {
+	dueNs := max(b.guaranteeNs, pacedNs) + lagTicks*l.tickNs() + b.guaranteeCostNs
+	return max(0, b.departureNs-dueNs)
+}
+
+// take books what find found.
+func (l *line) take(b *booking) {
+	t := l.book(b.tick)
+	if b.tick == l.tickOf(b.nowNs) {
+		// What time has passed unused cannot be used any more.
+		lost := max(0, l.goneBytes(b.nowNs)-t.booked)
+		t.booked += lost
+		t.lost += lost
+	}
+	already := l.overfill(b.tick)
+	t.booked += b.bytes
+
+	switch b.as {
+	case fromLeftover:
+		if b.leftoverNs != 0 {
+			l.leftoverNs = b.leftoverNs
+		}
+	case asBoost:
+		t.boosted += b.bytes
+		fallthrough
+	case byGuarantee:
+		// Of what the flow lost of its guarantee, half is added to the demand, so that more is
+		// kept free for it.
+		var missed int64
+		if b.guaranteeCostNs > 0 {
+			missed = b.lateNs * b.bytes / (2 * b.guaranteeCostNs)
+		}
+		t.entitled += b.bytes + min(missed, l.tickBytes)
+	}
+	l.repay(b.tick+1, l.overfill(b.tick)-already)
+}
+
+// resize carries what is booked from now on over to ticks of another length. A tick that becomes
+// several is spread over them; several that become one add up. What lies beyond the ring of shorter
+// ticks is forgotten.
+func (l *line) resize(nowNs int64, shift uint) {
+	old := *l
+	l.ticks, l.shift = map[int64]*tick{}, shift
+	for n, was := range old.ticks {
+		if n < old.tickOf(nowNs) {
 			continue
 		}
-		parts := max(1, old.tickNs()/c.tickNs())
+		parts := max(1, old.tickNs()/l.tickNs())
 		for part := range parts {
-			number := c.tickOf(old.startNs(n)) + part
-			if number >= c.tickOf(nowNs)+ticks {
-				break
+			if to := l.tickOf(old.startNs(n)) + part; to < l.tickOf(nowNs)+ticksAhead {
+				l.book(to).booked += (was.booked + part) / parts
 			}
-			to := c.at(number)
-			to.booked += was.booked / parts
-			to.demand += was.demand / parts
-			c.lastBooked = to.number
 		}
 	}
-	c.current = c.tickOf(nowNs)
-	c.freeHint = c.current
-	c.lastBooked = max(c.lastBooked, c.current)
 }

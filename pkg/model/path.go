@@ -4,232 +4,335 @@ package model
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
 const (
-	// boostPart is the part of a tick that packets of flows that were not sending may overfill it by. One full packet is
-	// always allowed.
-	boostPart = 4
+	// ceilSlackNs is how far a tin's guarantees may run ahead of its ceiling together.
+	ceilSlackNs = 10_000_000
 
-	// lagTicks is how long a flow may wait past its guarantee and still get that time back. What it waits longer is lost
-	// to it, and counts as demand.
-	lagTicks = 2
+	// A tick is 1.05 ms or longer, and has room for tickPackets full packets.
+	minTickShift = 20
+	tickPackets  = 4
 
-	// lostWeight is the part of a lost guarantee that counts as demand, as a divisor.
-	lostWeight = 2
+	// forwardPackets is how many packets a forwarded flow may have waiting whatever the horizon.
+	forwardPackets = 4
 
-	// epochShift is the length of an epoch of the flow count: 134 ms.
-	epochShift = 27
-
-	// epochs is the number of epochs in the ring of flow counts: 17 s.
-	epochs = 128
+	sojournBuckets = 24
 )
 
-// Path is the pacing rule of one device and direction. The zero value is of no use; see [New].
+// Settings are what can change at any time.
+type Settings struct {
+	Bandwidth rates.Rate
+	// LocalHorizonNs and ForwardHorizonNs are how far ahead a departure may lie; a packet that
+	// would leave later is dropped.
+	LocalHorizonNs, ForwardHorizonNs int64
+	// FullPacketBytes is the MTU with its link header.
+	FullPacketBytes int64
+	// EpochNs is the time within which an active flow sends at least once.
+	EpochNs int64
+	// EqualFlows: no flow's guarantee may exceed the bandwidth over the flows of its tin.
+	EqualFlows bool
+	Tins       []TinSettings
+}
+
+// TinSettings are the guaranteed rate of a tin and its hard cap, [rates.Unlimited] for none.
+type TinSettings struct {
+	Rate, Ceil rates.Rate
+	// AQMTargetNs and AQMIntervalNs are CoDel's, for forwarded packets; no target is no AQM.
+	AQMTargetNs, AQMIntervalNs int64
+}
+
+// Path is the data path of one device. See [New].
 type Path struct {
-	bandwidth       rates.Rate
-	fullPacketBytes int
-	line            calendar
-	flows           [epochs]epoch
-}
-
-// epoch is the number of flows that count in one epoch.
-type epoch struct {
-	number int64
+	settings Settings
+	flowSets uint32
+	line     line
+	tins     []tin
+	// flows is the number of active flows of all tins.
 	flows  int64
+	shards map[cell]*shard
+	// cells are the effective rates that the controller planned.
+	cells map[cell]pace
+	table map[setKey]*flowSet
 }
 
-// Flow is what the rule keeps of a flow. The zero value is a flow that was never seen.
-type Flow struct {
-	// GuaranteeNs is the guarantee clock: when the flow's next byte leaves at its guaranteed rate.
-	GuaranteeNs int64
-	// DepartureNs is the latest departure given. No later packet leaves before it.
-	DepartureNs int64
-	// countedUntil is the number after the last epoch in which the flow counts.
-	countedUntil int64
+type tin struct {
+	ceil clock
+	// flows is the number of active flows of the tin over all queues.
+	flows    int64
+	counters TinCounters
+}
+
+type cell struct{ queue, tin int }
+
+type setKey struct {
+	cell
+	set uint32
+}
+
+// TinCounters are totals of a tin. Packets are segments.
+type TinCounters struct {
+	Packets, Bytes, DelayedPackets, MarkedPackets uint64
+	// Drops: beyond the horizon, and by the AQM.
+	HorizonDrops, AQMDrops DropCount
+	SojournNs              uint64
+	// SojournBuckets: bucket i counts packets with a sojourn below 2^i units of 1,024 ns, and not
+	// below 2^(i-1).
+	SojournBuckets [sojournBuckets]uint64
+}
+
+// DropCount counts dropped packets (segments) and bytes.
+type DropCount struct {
+	Packets, Bytes uint64
 }
 
 // Packet is one packet, or super-packet, to be sent.
 type Packet struct {
-	Bytes int64
-	// Plan is the controller's guarantee for this packet's flow; 0 where it has none. A flow never has more than an equal
-	// part of the bandwidth over all flows that count, so a plan that is late cannot promise too much.
-	Plan rates.Rate
-	// NotBeforeNs is the packet's own departure time: pacing by the socket, or the clock of a ceiling.
-	NotBeforeNs int64
-	// HorizonNs is how far from now a departure may lie; packets that would leave later are dropped. At most the
-	// [Path.SpanNs].
-	HorizonNs int64
+	Queue, Tin int
+	// Hash is that of the packet's flow.
+	Hash            uint32
+	Bytes, Segments int64
+	// OwnNs is the packet's own departure time: pacing by its socket, or a receive timestamp. 0 is
+	// none.
+	OwnNs int64
+	// Forwarded packets have no socket that waits for them.
+	Forwarded bool
+	// ECNCapable packets are marked where others are dropped.
+	ECNCapable bool
 }
 
-// New makes the path of a device. fullPacketBytes is the MTU and its link header.
-func New(bandwidth rates.Rate, fullPacketBytes int) *Path {
-	p := &Path{bandwidth: bandwidth, fullPacketBytes: fullPacketBytes}
-	p.line.shift = tickShift(bandwidth, fullPacketBytes)
-	p.line.tickBytes = bytesIn(bandwidth, p.line.shift)
-	p.line.setFree()
+// Verdict is what becomes of a packet.
+type Verdict struct {
+	Dropped, Marked bool
+	DepartureNs     int64
+}
+
+// New makes the path of a device with flowsPerShard flows for each (queue, tin), a power of two.
+func New(settings Settings, flowsPerShard int) *Path {
+	p := &Path{
+		flowSets: uint32(flowsPerShard / flowWays),
+		line:     line{ticks: map[int64]*tick{}},
+		tins:     make([]tin, len(settings.Tins)),
+		shards:   map[cell]*shard{},
+		cells:    map[cell]pace{},
+		table:    map[setKey]*flowSet{},
+	}
+	p.Configure(0, settings)
 	return p
 }
 
-// SetBandwidth changes the bandwidth. No clock and no booking changes with it: packets that have their departure keep
-// it, and what they take of the line is known in bytes.
-func (p *Path) SetBandwidth(nowNs int64, bandwidth rates.Rate) {
-	p.bandwidth = bandwidth
-	if shift := tickShift(bandwidth, p.fullPacketBytes); shift != p.line.shift {
-		p.line.rebook(nowNs, shift)
+// Configure changes the settings. No clock and no booking changes with them: packets that have their
+// departure keep it, and what they take of the line is known in bytes.
+func (p *Path) Configure(nowNs int64, settings Settings) {
+	p.settings = settings
+	p.settings.Tins = slices.Clone(settings.Tins)
+	if settings.Bandwidth == rates.Unlimited {
+		p.line.shift, p.line.tickBytes, p.line.pace = 0, 0, 0
+		return
 	}
-	before := p.line.tickBytes
-	p.line.tickBytes = bytesIn(bandwidth, p.line.shift)
-	p.line.demand = p.line.demand * p.line.tickBytes / before
-	p.line.setFree()
+	shift := tickShift(settings.Bandwidth, settings.FullPacketBytes)
+	if p.line.shift != 0 && p.line.shift != shift {
+		p.line.resize(nowNs, shift)
+	}
+	p.line.shift = shift
+	p.line.tickBytes = bytesIn(settings.Bandwidth, shift)
+	p.line.pace = paceOf(settings.Bandwidth)
+	// The last quarter of the ring is left to what the search for a free tick adds.
+	spanNs := ticksAhead * 3 / 4 * p.line.tickNs()
+	p.settings.LocalHorizonNs = min(settings.LocalHorizonNs, spanNs)
+	p.settings.ForwardHorizonNs = min(settings.ForwardHorizonNs, spanNs)
 }
 
-// SpanNs is how far ahead departures can be booked: the longest horizon that is of use. Behind it the calendar keeps a
-// quarter of its ring for what is looked for and repaid, and the flow count two epochs.
-func (p *Path) SpanNs() int64 {
-	return min(ticks*3/4*p.line.tickNs(), (epochs-2)<<epochShift)
+// tickShift is the length of a tick for a bandwidth, as a power of two of nanoseconds.
+func tickShift(bandwidth rates.Rate, fullPacketBytes int64) uint {
+	shift := uint(minTickShift)
+	for bytesIn(bandwidth, shift) < tickPackets*fullPacketBytes {
+		shift++
+	}
+	return shift
 }
 
-// TickNs is the length of a tick in nanoseconds.
-func (p *Path) TickNs() int64 { return p.line.tickNs() }
-
-// TickBytes is what a tick carries at the bandwidth.
-func (p *Path) TickBytes() int64 { return p.line.tickBytes }
-
-// Flows is the number of flows that count at a time.
-func (p *Path) Flows(nowNs int64) int64 { return p.epoch(nowNs >> epochShift).flows }
-
-// booking is where a packet was found a place.
-type booking struct {
-	tick int64
-	// departureNs is when it leaves.
-	departureNs int64
-	// guaranteeNs is the flow's guarantee clock before this packet is added to it.
-	guaranteeNs int64
-	// leftover: taken from what guarantees leave; boost: sent at once, whatever is booked.
-	leftover, boost bool
-	// leftoverNs is the leftover clock after this packet.
-	leftoverNs int64
+// bytesIn is what a bandwidth carries in 2^shift ns.
+func bytesIn(bandwidth rates.Rate, shift uint) int64 {
+	hi, lo := bits.Mul64(uint64(bandwidth), 1<<shift)
+	bytes, _ := bits.Div64(hi, lo, 8*uint64(time.Second))
+	return int64(bytes)
 }
 
-// Enqueue gives a packet its departure. It is the whole rule; the package comment explains it. accepted is false for a
-// packet that has to be dropped: then nothing has changed. nowNs must not go back.
-func (p *Path) Enqueue(nowNs int64, f *Flow, packet Packet) (departureNs int64, accepted bool) {
-	p.line.advance(nowNs)
-	backlogged := f.GuaranteeNs > nowNs || f.DepartureNs > nowNs
-
-	b := p.find(nowNs, f, packet, backlogged)
-	if b.departureNs-nowNs > min(packet.HorizonNs, p.SpanNs()) {
-		return 0, false
+// SetCell gives a (queue, tin) its effective rate; 0 takes it out of the plan.
+func (p *Path) SetCell(queue, tin int, rate rates.Rate) {
+	key := cell{queue, tin}
+	delete(p.cells, key)
+	if rate > 0 && rate != rates.Unlimited {
+		p.cells[key] = paceOf(rate)
 	}
-	costNs := p.guaranteeCostNs(nowNs, f, packet)
-	lateNs := max(0, b.departureNs-lagTicks*p.line.tickNs()-max(b.guaranteeNs, packet.NotBeforeNs))
+}
 
-	t := p.line.at(b.tick)
-	switch {
-	case b.leftover:
-		p.line.leftoverNs = b.leftoverNs
-	case b.boost:
-		t.boosted += packet.Bytes
-		t.demand += packet.Bytes
-	default:
-		lost := lateNs * packet.Bytes / max(1, costNs)
-		t.demand += packet.Bytes + min(lost/lostWeight, p.line.tickBytes)
+// Counters are the totals of a tin.
+func (p *Path) Counters(tin int) TinCounters { return p.tins[tin].counters }
+
+// Enqueue decides about a packet: it is the whole rule, which the package comment explains. nowNs
+// must not go back.
+func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
+	key := cell{packet.Queue, packet.Tin}
+	tin, tinSettings := &p.tins[packet.Tin], p.settings.Tins[packet.Tin]
+	shard := p.shard(key)
+	p.addFlows(tin, shard.roll(nowNs, p.settings.EpochNs))
+	f := p.flowSet(key, packet.Hash).find(packet.Hash, shard.epoch, nowNs)
+	backlogged := f.guaranteeNs > nowNs || f.departureNs > nowNs
+
+	b := booking{
+		nowNs:              nowNs,
+		bytes:              packet.Bytes,
+		fullPacketBytes:    p.settings.FullPacketBytes,
+		guaranteeNs:        max(f.guaranteeNs, nowNs, int64(tin.ceil)-ceilSlackNs),
+		guaranteeCostNs:    p.flowCostNs(f, shard, key, packet.Bytes),
+		earliestNs:         max(f.departureNs, nowNs),
+		leftoverEarliestNs: int64(tin.ceil),
+		backlogged:         backlogged,
+		alone:              tin.flows == p.flows,
 	}
-	p.line.book(b.tick, packet.Bytes)
+	b.departureNs = max(b.earliestNs, int64(tin.ceil))
+	limited := p.settings.Bandwidth != rates.Unlimited
+	if limited {
+		p.line.find(&b)
+	}
 
-	f.GuaranteeNs = b.guaranteeNs + lateNs + costNs
-	f.DepartureNs = b.departureNs
+	// A packet's own pacing is kept; a time further ahead than anything waits is no pacing but a
+	// receive timestamp of another clock.
+	pacedNs := nowNs
+	if packet.OwnNs > nowNs && packet.OwnNs-nowNs < p.settings.LocalHorizonNs {
+		pacedNs = packet.OwnNs
+	}
+	departureNs := max(b.departureNs, pacedNs)
+	verdict, drops := p.judge(f, tin, tinSettings, packet, &b, departureNs)
+
 	if backlogged {
-		p.count(nowNs, f)
-	}
-	return b.departureNs, true
-}
-
-// find looks for a packet's place and changes nothing.
-func (p *Path) find(nowNs int64, f *Flow, packet Packet, backlogged bool) booking {
-	line := &p.line
-	now := line.tickOf(nowNs)
-	full := int64(p.fullPacketBytes)
-	earliestNs := max(nowNs, f.DepartureNs, packet.NotBeforeNs)
-	b := booking{guaranteeNs: max(f.GuaranteeNs, nowNs), leftoverNs: line.leftoverNs}
-	entitled := line.tickOf(max(b.guaranteeNs, earliestNs))
-
-	// A flow that was not sending is not made to wait, within a budget.
-	if !backlogged && earliestNs == nowNs && packet.Bytes <= full &&
-		line.at(now).boosted+packet.Bytes <= max(line.tickBytes/boostPart, full) {
-		b.boost = true
-		b.tick = now
-		b.departureNs = nowNs
-		return b
-	}
-
-	// Use it or lose it: room in this tick is nobody's loss.
-	if b.tick = line.tickOf(earliestNs); b.tick == now && line.hasRoom(now) {
-		b.departureNs = max(line.placeNs(now), earliestNs)
-		if b.departureNs < b.guaranteeNs {
-			b.leftover = true
-			b.guaranteeNs = b.departureNs
+		untilNs := departureNs
+		if verdict.Dropped {
+			untilNs = nowNs
 		}
-		return b
-	}
-
-	// Further out, the leftover has a clock of its own, so that room is left for those who will come with a guarantee.
-	if fromNs := max(line.leftoverNs, earliestNs); fromNs < min(b.guaranteeNs, nowNs+p.SpanNs()) {
-		if b.tick = line.findRoom(line.tickOf(fromNs)); b.tick <= entitled {
-			fromNs = max(fromNs, line.startNs(b.tick))
-			b.leftover = true
-			b.leftoverNs = fromNs + packet.Bytes*line.tickNs()/line.free
-			b.guaranteeNs = min(b.guaranteeNs, fromNs)
-			b.departureNs = max(line.placeNs(b.tick), earliestNs)
-			return b
+		if shard.count(f, untilNs, p.settings.EpochNs) {
+			tin.flows++
+			p.flows++
 		}
+		shard.note(untilNs)
+	}
+	if verdict.Dropped {
+		drops.Packets += uint64(packet.Segments)
+		drops.Bytes += uint64(packet.Bytes)
+		return verdict
+	}
+	if verdict.Marked {
+		tin.counters.MarkedPackets += uint64(packet.Segments)
 	}
 
-	// Beyond the ring there is no room to look for, and the packet will be dropped.
-	if b.departureNs = line.startNs(entitled); b.departureNs <= nowNs+p.SpanNs() {
-		b.tick = line.findRoom(entitled)
-		b.departureNs = max(line.placeNs(b.tick), earliestNs)
+	b.lateNs = p.line.missedNs(&b, pacedNs)
+	if limited {
+		p.line.take(&b)
 	}
-	return b
+	if ceilCostNs := paceOf(tinSettings.Ceil).costNs(packet.Bytes); ceilCostNs > 0 {
+		tin.ceil.take(nowNs, ceilCostNs)
+	}
+	// The guarantee goes on from where it stood; what was missed is made up for by the demand, not
+	// by a burst.
+	f.guaranteeNs = b.guaranteeNs + b.lateNs + b.guaranteeCostNs
+	f.departureNs = departureNs
+	tin.counters.add(packet, departureNs-nowNs)
+	return verdict
 }
 
-// guaranteeCostNs is what a packet takes at its flow's guarantee, in nanoseconds: at an equal part of the bandwidth over
-// all flows that count, itself among them, or at the plan if that is less.
-func (p *Path) guaranteeCostNs(nowNs int64, f *Flow, packet Packet) int64 {
-	flows := p.Flows(nowNs)
-	if f.countedUntil <= nowNs>>epochShift {
-		flows++
+// judge says what becomes of a packet that was found a departure, and where a drop is counted. A
+// packet that finds nothing of its flow waiting is never signalled, nor is a wait of less than one
+// and a half packets at the flow's own guarantee.
+func (p *Path) judge(f *flow, t *tin, settings TinSettings, packet Packet, b *booking, departureNs int64) (Verdict, *DropCount) {
+	sojournNs := departureNs - b.nowNs
+	sent := Verdict{DepartureNs: departureNs}
+	if sojournNs > p.horizonNs(packet, b) {
+		return Verdict{Dropped: true}, &t.counters.HorizonDrops
 	}
-	cost := durationNs(packet.Bytes*flows, p.bandwidth)
-	if packet.Plan > 0 {
-		cost = max(cost, durationNs(packet.Bytes, packet.Plan))
+	if !packet.Forwarded || settings.AQMTargetNs == 0 {
+		return sent, nil
 	}
-	return cost
+	var waitingNs int64
+	if f.departureNs > b.nowNs {
+		waitingNs = sojournNs
+	}
+	targetNs := max(settings.AQMTargetNs, b.guaranteeCostNs+b.guaranteeCostNs/2)
+	if !f.aqm.signals(b.nowNs, waitingNs, targetNs, settings.AQMIntervalNs) {
+		return sent, nil
+	}
+	if packet.ECNCapable {
+		sent.Marked = true
+		return sent, nil
+	}
+	return Verdict{Dropped: true}, &t.counters.AQMDrops
 }
 
-// durationNs is how long bytes take at a rate.
-func durationNs(bytes int64, rate rates.Rate) int64 {
-	hi, lo := bits.Mul64(uint64(bytes), 8*uint64(time.Second))
-	ns, _ := bits.Div64(hi, lo, uint64(rate))
-	return int64(ns)
+// horizonNs is the longest that a packet may wait. A forwarded flow may always have some packets
+// waiting, or no TCP would get going at a low rate.
+func (p *Path) horizonNs(packet Packet, b *booking) int64 {
+	if !packet.Forwarded {
+		return p.settings.LocalHorizonNs
+	}
+	packetCostNs := b.guaranteeCostNs
+	if packet.Bytes > p.settings.FullPacketBytes {
+		packetCostNs = packetCostNs / packet.Bytes * p.settings.FullPacketBytes
+	}
+	return min(max(p.settings.ForwardHorizonNs, forwardPackets*packetCostNs), p.settings.LocalHorizonNs)
 }
 
-// count counts a flow in every epoch from now to the one after its last departure: one that waits long still counts.
-func (p *Path) count(nowNs int64, f *Flow) {
-	for n := max(f.countedUntil, nowNs>>epochShift); n <= f.DepartureNs>>epochShift+1; n++ {
-		p.epoch(n).flows++
-		f.countedUntil = n + 1
+func (c *TinCounters) add(packet Packet, sojournNs int64) {
+	segments := uint64(packet.Segments)
+	c.Packets += segments
+	c.Bytes += uint64(packet.Bytes)
+	c.SojournNs += uint64(sojournNs) * segments
+	if sojournNs > 0 {
+		c.DelayedPackets += segments
 	}
+	bucket := bits.Len64(uint64(sojournNs) >> 10)
+	c.SojournBuckets[min(bucket, sojournBuckets-1)] += segments
 }
 
-func (p *Path) epoch(n int64) *epoch {
-	e := &p.flows[n%epochs]
-	if e.number != n {
-		*e = epoch{number: n}
+// flowCostNs is what bytes take at a flow's guarantee: an equal part of what its shard or, where the
+// plan does not have that, its tin is given. A flow that is not counted yet counts itself in.
+func (p *Path) flowCostNs(f *flow, s *shard, key cell, bytes int64) int64 {
+	var itself int64
+	if !f.isCounted(s.epoch) {
+		itself = 1
 	}
-	return e
+	tinFlows := max(p.tins[key.tin].flows+itself, 1)
+	planned, ok := p.cells[key]
+	if !ok {
+		return paceOf(p.settings.Tins[key.tin].Rate).costNs(bytes) * tinFlows
+	}
+	costNs := planned.costNs(bytes) * max(s.flows+itself, 1)
+	if p.settings.EqualFlows {
+		costNs = max(costNs, paceOf(p.settings.Bandwidth).costNs(bytes)*tinFlows)
+	}
+	return costNs
+}
+
+func (p *Path) addFlows(t *tin, flows int64) {
+	t.flows += flows
+	p.flows += flows
+}
+
+func (p *Path) shard(key cell) *shard {
+	if p.shards[key] == nil {
+		p.shards[key] = &shard{flowsOf: map[int64]int64{}}
+	}
+	return p.shards[key]
+}
+
+func (p *Path) flowSet(key cell, hash uint32) *flowSet {
+	at := setKey{key, hash % p.flowSets}
+	if p.table[at] == nil {
+		p.table[at] = &flowSet{}
+	}
+	return p.table[at]
 }

@@ -3,6 +3,7 @@
 package model
 
 import (
+	"cmp"
 	"container/heap"
 	"math/rand/v2"
 	"slices"
@@ -125,55 +126,65 @@ func (s *sim) rateAt(ns int64) rates.Rate {
 type pathDevice struct {
 	sim    *sim
 	path   *Path
-	flows  map[int]*Flow
 	queues int
-	// planned is what the controller last gave each queue; counted the flows of each queue now.
-	planned   []rates.Rate
-	counted   []int
-	countedIn int64
-	lagNs     int64
-	dead      bool
-	replan    bool
+	// last is the latest departure of each flow.
+	last map[int]int64
+	// active is what the controller was told last, and granted what it planned from that.
+	active  []rates.Cell
+	granted []rates.Grant
+	// The controller plans lagNs after it was told, unless it is dead. replan: it is about to.
+	lagNs        int64
+	dead, replan bool
+	sweeping     bool
 }
 
-// newPathDevice makes a device whose controller plans lagNs after every change of the counts.
+const simFlows = 1024
+
 func newPathDevice(s *sim, rate rates.Rate, queues int, lagNs int64) *pathDevice {
 	return &pathDevice{
-		sim: s, path: New(rate, fullPacket), flows: map[int]*Flow{},
-		queues: queues, planned: make([]rates.Rate, queues), counted: make([]int, queues), lagNs: lagNs,
+		sim: s, path: New(settingsFor(rate), simFlows), queues: queues, last: map[int]int64{}, lagNs: lagNs,
 	}
 }
 
-func (d *pathDevice) queueOf(flow int) int {
-	return int(uint32(flow)*2654435761>>16) % d.queues
+// settingsFor are those of a device with one tin, as the control plane makes them.
+func settingsFor(rate rates.Rate) Settings {
+	packetNs := durationNs(fullPacket, rate)
+	return Settings{
+		Bandwidth:        rate,
+		LocalHorizonNs:   60 * second,
+		ForwardHorizonNs: max(100*millisecond, 20*packetNs),
+		FullPacketBytes:  fullPacket,
+		EpochNs:          min(max(1024*packetNs, 134*millisecond), 2*second),
+		EqualFlows:       true,
+		Tins: []TinSettings{{
+			Rate: rate, Ceil: rates.Unlimited,
+			AQMTargetNs: max(5*millisecond, packetNs*3/2), AQMIntervalNs: max(100*millisecond, packetNs*3),
+		}},
+	}
 }
+
+// durationNs is how long bytes take at a rate.
+func durationNs(bytes int64, rate rates.Rate) int64 {
+	return int64(float64(bytes) * 8e9 / float64(rate))
+}
+
+func hashOf(flow int) uint32 { return uint32(flow+1) * 2654435761 }
 
 func (d *pathDevice) send(p *simPacket) bool {
-	flow := d.flows[p.flow]
-	if flow == nil {
-		flow = &Flow{}
-		d.flows[p.flow] = flow
-	}
-	horizonNs := d.path.SpanNs()
-	if p.forwarded {
-		horizonNs = 100 * millisecond
-	}
-	queue, until, before := d.queueOf(p.flow), flow.countedUntil, flow.DepartureNs
-	packet := Packet{Bytes: p.bytes, HorizonNs: horizonNs}
-	if d.planned[queue] > 0 {
-		packet.Plan = d.planned[queue] / rates.Rate(max(1, d.counted[queue]))
-	}
-	departureNs, accepted := d.path.Enqueue(d.sim.nowNs, flow, packet)
-	if !accepted {
+	hash := hashOf(p.flow)
+	verdict := d.path.Enqueue(d.sim.nowNs, Packet{
+		Queue: int(uint64(hash) * uint64(d.queues) >> 32), Hash: hash,
+		Bytes: p.bytes, Segments: p.segments, Forwarded: p.forwarded,
+	})
+	d.tell()
+	if verdict.Dropped {
 		return false
 	}
-	if departureNs < before {
+	if verdict.DepartureNs < d.last[p.flow] {
 		d.sim.reorders++
 	}
-	if flow.countedUntil != until || d.sim.nowNs>>epochShift != d.countedIn {
-		d.recount()
-	}
-	d.sim.at(departureNs, func() {
+	d.last[p.flow] = verdict.DepartureNs
+	d.sim.at(verdict.DepartureNs, func() {
 		d.sim.left = append(d.sim.left, departure{d.sim.nowNs, p.flow, p.bytes})
 		p.gone()
 	})
@@ -181,30 +192,45 @@ func (d *pathDevice) send(p *simPacket) bool {
 }
 
 func (d *pathDevice) setRate(rate rates.Rate) {
-	d.path.SetBandwidth(d.sim.nowNs, rate)
-	d.recount()
+	d.path.Configure(d.sim.nowNs, settingsFor(rate))
+	d.plan()
 }
 
-func (d *pathDevice) recount() {
-	d.countedIn = d.sim.nowNs >> epochShift
-	clear(d.counted)
-	for id, flow := range d.flows {
-		if flow.countedUntil > d.countedIn {
-			d.counted[d.queueOf(id)]++
-		}
+// tell tells the controller when what is active has changed, and keeps the sweep going.
+func (d *pathDevice) tell() {
+	active := d.path.Active()
+	slices.SortFunc(active, func(a, b rates.Cell) int { return cmp.Compare(a.Queue, b.Queue) })
+	if len(active) > 0 && !d.sweeping {
+		d.sweeping = true
+		d.sim.at(d.sim.nowNs+d.path.settings.EpochNs, func() {
+			d.sweeping = false
+			d.path.Sweep(d.sim.nowNs)
+			d.tell()
+		})
 	}
+	if slices.Equal(active, d.active) {
+		return
+	}
+	d.active = active
+	d.plan()
+}
+
+func (d *pathDevice) plan() {
 	if d.dead || d.replan {
 		return
 	}
 	d.replan = true
 	d.sim.at(d.sim.nowNs+d.lagNs, func() {
 		d.replan = false
-		all := 0
-		for _, flows := range d.counted {
-			all += flows
+		for _, g := range d.granted {
+			d.path.SetCell(g.Queue, g.Tin, 0)
 		}
-		for queue, flows := range d.counted {
-			d.planned[queue] = d.path.bandwidth * rates.Rate(flows) / rates.Rate(max(1, all))
+		rate := d.path.settings.Bandwidth
+		d.granted = rates.Plan(rates.Config{
+			Bandwidth: rate, Split: rates.SplitFlows, Tins: []rates.TinConfig{{Rate: rate, Ceil: rates.Unlimited}},
+		}, d.active)
+		for _, g := range d.granted {
+			d.path.SetCell(g.Queue, g.Tin, g.Rate)
 		}
 	})
 }
