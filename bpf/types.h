@@ -59,7 +59,7 @@ struct tin_config {
 };
 
 /* What a line sends a packet in. */
-enum cells {
+enum cell_kind {
 	CELLS_NONE,
 	CELLS_ATM, /* 53 bytes for each 48 begun */
 	CELLS_PTM, /* one byte more for each 64 begun */
@@ -69,7 +69,7 @@ enum cells {
 struct framing {
 	__s32 overhead_bytes;
 	__u32 mpu_bytes;
-	enum cells cells;
+	enum cell_kind cells;
 	/* Whether anything of this is set. */
 	__u8 in_use;
 	/* Whether the overhead is that of the IP packet, and so takes the place of the link's

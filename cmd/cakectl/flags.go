@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -16,6 +17,12 @@ import (
 type changeFlags struct {
 	bandwidth, split, rtt string
 	tins                  []string
+	overhead              []string
+	mpu                   string
+	atm, ptm, noATM       bool
+	rules                 []string
+	fwmark                string
+	innerDSCP, wash       bool
 }
 
 func (f *changeFlags) register(cmd *cobra.Command) {
@@ -24,6 +31,17 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.tins, "tin", nil, "`settings` of one tin, NAME=rate:RATE,ceil:RATE (one or both): the rate it is guaranteed, or default; its hard cap, or none; may be repeated")
 	flags.StringVar(&f.split, "split", "", "`policy` that divides a tin's rate among its active queues: by their flows, or equally: flows or equal")
 	flags.StringVar(&f.rtt, "rtt", "", "round-trip `time` of the traffic: such as 20ms, or "+strings.Join(rttPresets(), ", "))
+	flags.StringSliceVar(&f.overhead, "overhead", nil, "what the line adds to an IP packet, in `bytes` or by tc-cake's names, which add up: "+strings.Join(framing.Keywords(), ", "))
+	flags.StringVar(&f.mpu, "mpu", "", "`bytes` that a packet takes on the line at least")
+	flags.BoolVar(&f.atm, "atm", false, "the line is ATM: 53 bytes for each 48 begun")
+	flags.BoolVar(&f.ptm, "ptm", false, "the line is PTM: 65 bytes for 64")
+	flags.BoolVar(&f.noATM, "noatm", false, "the line is neither")
+	cmd.MarkFlagsMutuallyExclusive("atm", "ptm", "noatm")
+	flags.StringArrayVar(&f.rules, "map", nil, "`rule` for packets of a DSCP or mark, dscp:EF=TIN or mark:0x10=TIN (or a range), above the preset's; may be repeated; what is given takes the place of all rules, none of them is none")
+	flags.StringVar(&f.fwmark, "fwmark", "", "`mask` of the bits of a packet's mark that hold the number of its tin, from 1 in status's order, as tc-cake has it; or none")
+	flags.BoolVar(&f.innerDSCP, "inner-dscp", false, "go by the DSCP of what a tunnel (IP in IP, GRE, VXLAN, GENEVE) carries")
+	flags.BoolVar(&f.wash, "wash", false, "clear the DSCP of what is sent, once it was read; ECN stays")
+	completeWords(cmd, "overhead", framing.Keywords()...)
 	completeWords(cmd, "split", string(rates.SplitFlows), string(rates.SplitEqual))
 	completeWords(cmd, "rtt", rttPresets()...)
 }
@@ -53,6 +71,12 @@ func (f *changeFlags) change(cmd *cobra.Command) (config.Change, error) {
 		}
 		change.Split = &split
 	}
+	if err := f.lineChange(given, &change); err != nil {
+		return change, err
+	}
+	if err := f.classChange(given, &change); err != nil {
+		return change, err
+	}
 	if given("rtt") {
 		rtt, err := config.ParseRTT(f.rtt)
 		if err != nil {
@@ -61,6 +85,60 @@ func (f *changeFlags) change(cmd *cobra.Command) (config.Change, error) {
 		change.RTT = &rtt
 	}
 	return change, nil
+}
+
+// lineChange reads the flags about the line behind the device.
+func (f *changeFlags) lineChange(given func(flag string) bool, change *config.Change) error {
+	if given("overhead") {
+		framing, err := config.ParseOverhead(f.overhead...)
+		if err != nil {
+			return err
+		}
+		change.Framing = &framing
+	}
+	if given("mpu") {
+		bytes, err := config.ParseMPU(f.mpu)
+		if err != nil {
+			return err
+		}
+		change.MPUBytes = &bytes
+	}
+	cells := framing.None
+	switch {
+	case f.atm:
+		cells = framing.ATM
+	case f.ptm:
+		cells = framing.PTM
+	case !f.noATM:
+		return nil
+	}
+	change.Cells = &cells
+	return nil
+}
+
+// classChange reads the flags about which tin a packet belongs to.
+func (f *changeFlags) classChange(given func(flag string) bool, change *config.Change) error {
+	if given("map") {
+		rules, err := config.ParseMap(f.rules)
+		if err != nil {
+			return err
+		}
+		change.Map = &rules
+	}
+	if given("fwmark") {
+		mask, err := config.ParseFwmark(f.fwmark)
+		if err != nil {
+			return err
+		}
+		change.FwmarkMask = &mask
+	}
+	if given("inner-dscp") {
+		change.InnerDSCP = &f.innerDSCP
+	}
+	if given("wash") {
+		change.Wash = &f.wash
+	}
+	return nil
 }
 
 // rttPresets are the names that config.ParseRTT takes.

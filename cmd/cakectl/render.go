@@ -22,11 +22,33 @@ func bits(b api.BitsPerSec) string { return rates.Rate(b).String() }
 
 // shapedTo says in a line what a device is shaped to.
 func shapedTo(s api.Status) string {
-	text := bits(s.Bandwidth) + ", " + s.Diffserv
+	text := bits(s.Bandwidth)
+	if line := s.Framing.String(); line != "" {
+		text += " (" + line + ")"
+	}
+	text += ", " + s.Diffserv
 	if len(s.Tins) > 1 {
 		text += ", split by " + s.Split
 	}
 	return fmt.Sprintf("%s, %s by %s under %s", text, count(s.Queues.Total, "transmit queue"), s.Attach, cmp.Or(s.RootQdisc, "no qdisc"))
+}
+
+// classes says in a line what decides about tins beside the preset; "" is nothing.
+func classes(c api.Classes) string {
+	var parts []string
+	for _, rule := range c.Map {
+		parts = append(parts, rule.String())
+	}
+	if c.FwmarkMask != 0 {
+		parts = append(parts, fmt.Sprintf("fwmark %#x", c.FwmarkMask))
+	}
+	if c.InnerDSCP {
+		parts = append(parts, "inner DSCP")
+	}
+	if c.Wash {
+		parts = append(parts, "wash")
+	}
+	return strings.Join(parts, ", ")
 }
 
 // tinRates says in a line what each tin is given.
@@ -88,6 +110,9 @@ func printStatus(w io.Writer, s api.Status) error {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s: %s\n", s.Device, shapedTo(s))
 	fmt.Fprintf(&out, "enforcing: %s\n", enforcing(s))
+	if classes := classes(s.Classes); classes != "" {
+		fmt.Fprintf(&out, "classes: %s\n", classes)
+	}
 	fmt.Fprintf(&out, "active: %s, %s\n", count(s.Queues.Active, "queue"), count(flows(s), "flow"))
 	c := s.Controller
 	fmt.Fprintf(&out, "controller: %s; %s, %s (%d without a change), %s",

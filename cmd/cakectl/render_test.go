@@ -10,7 +10,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
 )
 
 func exampleStatus() api.Status {
@@ -23,6 +25,11 @@ func exampleStatus() api.Status {
 	s := api.Status{
 		Device: "eth0", Enforcing: true, Attach: "tcx", RootQdisc: "mq", Bandwidth: bps(bandwidth),
 		Diffserv: "diffserv4", Split: "flows", Queues: api.Queues{Total: 8, Active: 6}, Daemon: 4711,
+		Framing: framing.Framing{OverIP: true, OverheadBytes: 18, MPUBytes: 64},
+		Classes: api.Classes{
+			Map:        []tins.Rule{{Field: tins.DSCP, From: 10, To: 14, Tin: "bulk"}, {Field: tins.Mark, From: 16, To: 16, Tin: "voice"}},
+			FwmarkMask: 0xff00, InnerDSCP: true, Wash: true,
+		},
 		Bypassed:  map[string]uint64{"not_ip": 12, "malformed": 0},
 		Foresight: api.Foresight{Matched: map[string]uint64{"hash": 999_000}, Mismatched: map[string]uint64{"xps": 1000}},
 		Controller: api.Controller{
@@ -50,8 +57,9 @@ func exampleStatus() api.Status {
 }
 
 func TestPrintStatus(t *testing.T) {
-	const want = `eth0: 200mbit, diffserv4, split by flows, 8 transmit queues by tcx under mq
+	const want = `eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, 8 transmit queues by tcx under mq
 enforcing: yes
+classes: dscp:10-14=bulk, mark:0x10=voice, fwmark 0xff00, inner DSCP, wash
 active: 6 queues, 32 flows
 controller: process 4711; 9 events, 10 recomputes (1 without a change), 40 rate writes, 2 events lost; last change 2026-11-30 20:15:02
 passed unshaped: 12 packets (not_ip)

@@ -19,8 +19,10 @@ func (a *app) setCommand() *cobra.Command {
 		Use:   "set DEV [flags]",
 		Short: "Change the rates of an attached device while traffic flows",
 		Long: `Change what an attached device is shaped to. It takes effect with the next packet; no
-packet is lost or reordered by it. What is not given stays as it is.`,
+packet is lost or reordered by it. What is not given stays as it is; --overhead says all
+about the line, so what is said of it beside that and not given goes.`,
 		Example: `  cakectl set eth0 --bandwidth 1gbit
+  cakectl set eth0 --overhead pppoe-ptm,ether-vlan
   cakectl set eth0 --tin bulk=ceil:10% --tin voice=rate:default`,
 		Args:              oneDevice,
 		ValidArgsFunction: a.completeAttached,
@@ -30,7 +32,7 @@ packet is lost or reordered by it. What is not given stays as it is.`,
 				return prefix("set", args[0], err)
 			}
 			if change.Empty() {
-				return invalid("set %s: nothing to change: give --bandwidth, --tin, --split or --rtt", args[0])
+				return invalid("set %s: nothing to change: give --bandwidth, --tin or another flag", args[0])
 			}
 			return a.set(cmd.Context(), args[0], change)
 		},

@@ -25,7 +25,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -119,7 +121,9 @@ func exampleStatus() Status {
 	return Status{
 		Device: device, Enforcing: true, Attach: "tcx",
 		Bandwidth: BitsPerSec(200 * rates.Mbit), Diffserv: "diffserv4", Split: "flows", RootQdisc: "mq",
-		Queues: Queues{Total: 8, Active: 1, Counters: []QueueCounters{{Bytes: 1500, Packets: 1}}},
+		Framing: framing.Framing{OverIP: true, OverheadBytes: 34, Cells: framing.PTM},
+		Classes: Classes{Map: []tins.Rule{{Field: tins.DSCP, From: 46, To: 46, Tin: "voice"}}, FwmarkMask: 0xff, Wash: true},
+		Queues:  Queues{Total: 8, Active: 1, Counters: []QueueCounters{{Bytes: 1500, Packets: 1}}},
 		Tins: []Tin{{
 			Name: "best_effort", Rate: BitsPerSec(200 * rates.Mbit), Ceil: BitsPerSec(rates.Unlimited),
 			DroppedPackets: map[string]uint64{"horizon": 1}, DroppedBytes: map[string]uint64{"horizon": 1500},

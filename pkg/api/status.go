@@ -7,7 +7,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
 )
 
 // Status is the kernel's truth about one device, as `cakectl status -o json` prints it.
@@ -23,8 +25,12 @@ type Status struct {
 	Diffserv  string     `json:"diffserv"`
 	Split     string     `json:"split"`
 	RootQdisc string     `json:"root_qdisc"`
-	Queues    Queues     `json:"queues"`
-	Tins      []Tin      `json:"tins"`
+	// Framing is what the line adds to a packet: rates and byte counts hold with it.
+	Framing framing.Framing `json:"framing"`
+	// Classes are what decides about a packet's tin beside the preset.
+	Classes Classes `json:"classes"`
+	Queues  Queues  `json:"queues"`
+	Tins    []Tin   `json:"tins"`
 	// Bypassed counts packets passed without shaping, by reason.
 	Bypassed map[string]uint64 `json:"bypassed_packets"`
 	// Foresight tells how well transmit queues are foreseen, from while that was checked.
@@ -32,6 +38,15 @@ type Status struct {
 	Controller Controller `json:"controller"`
 	// Daemon is the process that runs the controller; 0 is none.
 	Daemon int `json:"daemon_pid"`
+}
+
+// Classes are a user's settings for which tin a packet belongs to.
+type Classes struct {
+	Map        []tins.Rule `json:"map"`
+	FwmarkMask uint32      `json:"fwmark_mask"`
+	InnerDSCP  bool        `json:"inner_dscp"`
+	// Wash tells that the DSCP is cleared once it was read.
+	Wash bool `json:"wash"`
 }
 
 // Queues counts transmit queues.
@@ -68,7 +83,7 @@ func (f Foresight) Totals() (matched, mismatched uint64) {
 	return matched, mismatched
 }
 
-// Tin is the state of one tin. Packets are GSO segments, bytes those on the wire.
+// Tin is the state of one tin. Packets are GSO segments, bytes those on the line, with its framing.
 type Tin struct {
 	Name string `json:"name"`
 	// Rate is guaranteed, and has priority up to it; Ceil is a hard cap.

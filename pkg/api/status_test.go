@@ -22,6 +22,20 @@ func TestStatusJSON(t *testing.T) {
   "diffserv": "diffserv4",
   "split": "flows",
   "root_qdisc": "mq",
+  "framing": {
+    "over_ip": true,
+    "overhead_bytes": 34,
+    "mpu_bytes": 0,
+    "cells": "ptm"
+  },
+  "classes": {
+    "map": [
+      "dscp:46=voice"
+    ],
+    "fwmark_mask": 255,
+    "inner_dscp": false,
+    "wash": true
+  },
   "queues": {
     "total": 8,
     "active": 1,

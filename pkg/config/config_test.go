@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -482,6 +483,83 @@ func TestPresetsResolve(t *testing.T) {
 		if !slices.EqualFunc(cfg.Tins, def.Tins, func(c rates.TinConfig, d tins.Tin) bool { return c.Name == d.Name }) ||
 			cfg.DefaultTin != def.DefaultTin {
 			t.Errorf("%s: %+v", preset, cfg)
+		}
+	}
+}
+
+// TestApplyLine: an overhead says all about the line, the others a part of it.
+func TestApplyLine(t *testing.T) {
+	docsis, ptm := framing.Framing{OverIP: true, OverheadBytes: 18, MPUBytes: 64}, framing.PTM
+	mpu, mask, yes := 80, uint32(0xff), true
+	rules, none := []tins.Rule{{Field: tins.DSCP, From: 46, To: 46, Tin: "bulk"}}, []tins.Rule{}
+	s := spec(t, "1gbit")
+	for _, step := range []struct {
+		name   string
+		change Change
+		want   func(*Spec)
+	}{
+		{"an overhead", Change{Framing: &docsis}, func(s *Spec) { s.Framing = docsis }},
+		{"an mpu", Change{MPUBytes: &mpu}, func(s *Spec) { s.Framing.MPUBytes = 80 }},
+		{"cells", Change{Cells: &ptm}, func(s *Spec) { s.Framing.Cells = framing.PTM }},
+		{"rules", Change{Map: &rules}, func(s *Spec) { s.Map = rules }},
+		{"the rest", Change{FwmarkMask: &mask, InnerDSCP: &yes, Wash: &yes}, func(s *Spec) { s.FwmarkMask, s.InnerDSCP, s.Wash = mask, true, true }},
+		{"another overhead with an mpu", Change{Framing: &docsis, MPUBytes: &mpu}, func(s *Spec) { s.Framing = docsis; s.Framing.MPUBytes = 80 }},
+		{"no rules", Change{Map: &none}, func(s *Spec) { s.Map = none }},
+		{"raw", Change{Framing: &framing.Framing{}}, func(s *Spec) { s.Framing = framing.Framing{} }},
+	} {
+		want := s
+		step.want(&want)
+		got, err := s.Apply(step.change)
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, %v\nwant %+v", step.name, got, err, want)
+		}
+		if step.change.Empty() {
+			t.Errorf("%s: the change is empty", step.name)
+		}
+		encoded, err := json.Marshal(step.change)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Change
+		if err := json.Unmarshal(encoded, &back); err != nil || !reflect.DeepEqual(back, step.change) {
+			t.Errorf("%s: %s comes back as %+v, %v", step.name, encoded, back, err)
+		}
+		s = want
+	}
+	far := 257
+	if _, err := s.Apply(Change{MPUBytes: &far}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("an mpu of 257: %v", err)
+	}
+	rules = []tins.Rule{{Field: tins.DSCP, Tin: "tin_7"}}
+	if _, err := s.Apply(Change{Map: &rules}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a rule for a tin that there is not: %v", err)
+	}
+}
+
+func TestParseLine(t *testing.T) {
+	if got, err := ParseOverhead("pppoe-ptm, ether-vlan", "ether-vlan"); err != nil || got != (framing.Framing{OverIP: true, OverheadBytes: 38, Cells: framing.PTM}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, parse := range []func() error{
+		func() error { _, err := ParseOverhead(""); return err },
+		func() error { _, err := ParseOverhead("adsl"); return err },
+		func() error { _, err := ParseMPU("64b"); return err },
+		func() error { _, err := ParseMPU("-1"); return err },
+		func() error { _, err := ParseCells("aal5"); return err },
+		func() error { _, err := ParseMap([]string{"EF=voice"}); return err },
+		func() error { _, err := ParseMap([]string{"none", "dscp:EF=voice"}); return err },
+		func() error { _, err := ParseFwmark("0x1ffffffff"); return err },
+	} {
+		if err := parse(); !errors.Is(err, ErrInvalid) {
+			t.Errorf("got %v, want an ErrInvalid", err)
+		}
+	}
+	if rules, err := ParseMap([]string{"None"}); err != nil || rules == nil || len(rules) != 0 {
+		t.Errorf("no rules: %v, %v", rules, err)
+	}
+	for text, want := range map[string]uint32{"0xff": 0xff, "none": 0, "0": 0, "16": 16} {
+		if got, err := ParseFwmark(text); err != nil || got != want {
+			t.Errorf("fwmark %s: %#x, %v", text, got, err)
 		}
 	}
 }

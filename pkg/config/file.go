@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -30,6 +31,11 @@ import (
 //	    bandwidth: 2gbit
 //	    diffserv: diffserv4
 //	    split: flows
+//	    overhead: pppoe-ptm # what the line adds; also mpu: BYTES and cells: atm, ptm or noatm
+//	    map: [dscp:EF=voice, mark:0x10=bulk]
+//	    fwmark: 0xff
+//	    inner_dscp: true
+//	    wash: true
 //	    keep: true          # shaping outlives the daemon
 //	    tins:
 //	      voice: {rate: 50mbit}
@@ -155,6 +161,11 @@ func (r *fileReader) read(text []byte) File {
 // section reads the settings of a device, or those of all of them, on top of what spec has.
 func (r *fileReader) section(node ast.Node, spec *Spec) {
 	base, overrides := spec.Tins, []TinOverride{}
+	line := struct {
+		framing *framing.Framing
+		mpu     *int
+		cells   *framing.Cells
+	}{}
 	r.mapping(node, cmp.Or(spec.Device, "defaults"), map[string]setter{
 		"bandwidth":    r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
 		"diffserv":     r.text(parsed(&spec.Preset, ParsePreset)),
@@ -163,6 +174,15 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		"keep":         r.text(parsed(&spec.Keep, parseBool)),
 		"replace":      r.text(parsed(&spec.Replace, parseBool)),
 		"check_queues": r.text(parsed(&spec.CheckQueues, parseBool)),
+		"overhead": r.text(parsed(&line.framing, asPointer(func(text string) (framing.Framing, error) {
+			return ParseOverhead(text)
+		}))),
+		"mpu":        r.text(parsed(&line.mpu, asPointer(ParseMPU))),
+		"cells":      r.text(parsed(&line.cells, asPointer(ParseCells))),
+		"map":        r.list(parsed(&spec.Map, ParseMap)),
+		"fwmark":     r.text(parsed(&spec.FwmarkMask, ParseFwmark)),
+		"inner_dscp": r.text(parsed(&spec.InnerDSCP, parseBool)),
+		"wash":       r.text(parsed(&spec.Wash, parseBool)),
 		"tins": func(_, node ast.Node) {
 			r.entries(node, "tins", func(name string, _, node ast.Node) {
 				o := TinOverride{Name: tins.CanonicalName(name)}
@@ -175,6 +195,10 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		},
 	})
 	spec.Tins = mergeByName(base, overrides)
+	// An overhead says all about the line, wherever it stands, and the others a part of it.
+	set(&spec.Framing, line.framing)
+	set(&spec.Framing.MPUBytes, line.mpu)
+	set(&spec.Framing.Cells, line.cells)
 }
 
 // mergeByName gives the overrides of base with those of its tins in top instead, in a slice of its
@@ -229,9 +253,39 @@ func (r *fileReader) text(set func(string) error) setter {
 	}
 }
 
+// list makes a setter of what takes a list of scalars as they are written.
+func (r *fileReader) list(set func([]string) error) setter {
+	return func(key, node ast.Node) {
+		list, ok := node.(*ast.SequenceNode)
+		if !ok {
+			r.fail(key, fmt.Errorf("%s: want a list", key.GetToken().Value))
+			return
+		}
+		texts := []string{}
+		for _, value := range list.Values {
+			if _, ok := value.(ast.ScalarNode); !ok {
+				r.fail(value, fmt.Errorf("%s: want one value a line", key.GetToken().Value))
+				return
+			}
+			texts = append(texts, value.GetToken().Value)
+		}
+		if err := set(texts); err != nil {
+			r.fail(node, err)
+		}
+	}
+}
+
+// asPointer makes a parser of T one of *T.
+func asPointer[T any](parse func(string) (T, error)) func(string) (*T, error) {
+	return func(text string) (*T, error) {
+		value, err := parse(text)
+		return &value, err
+	}
+}
+
 // parsed is what puts a parsed value into its place.
-func parsed[T any](place *T, parse func(string) (T, error)) func(string) error {
-	return func(text string) error {
+func parsed[S, T any](place *T, parse func(S) (T, error)) func(S) error {
+	return func(text S) error {
 		value, err := parse(text)
 		if err == nil {
 			*place = value

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -24,6 +25,12 @@ devices:
     diffserv: Diffserv3
     split: equal
     rtt: lan
+    cells: noatm
+    overhead: pppoe-ptm, ether-vlan
+    map: [dscp:EF=bulk, "mark:0x10-0x11=Voice"]
+    fwmark: 0xff
+    inner_dscp: true
+    wash: true
     keep: false
     replace: true
     tins:
@@ -31,6 +38,7 @@ devices:
       bulk: {ceil: none} # a comment
 defaults:
   rtt: metro
+  overhead: docsis
   tins:
     bulk: {ceil: 1mbit}
     voice: {ceil: 2mbit}
@@ -49,11 +57,15 @@ defaults:
 	want := File{MetricsAddress: MetricsNone, Devices: []Spec{
 		{
 			Device: "eth0.10", Bandwidth: *value("2gbit"), Preset: tins.Diffserv3, Split: rates.SplitEqual, RTT: time.Millisecond,
+			Framing:    framing.Framing{OverIP: true, OverheadBytes: 34},
+			Map:        []tins.Rule{{Field: tins.DSCP, From: 46, To: 46, Tin: "bulk"}, {Field: tins.Mark, From: 16, To: 17, Tin: "voice"}},
+			FwmarkMask: 0xff, InnerDSCP: true, Wash: true,
 			MetricsAddress: MetricsNone, Replace: true, FromFile: true,
 			Tins: []TinOverride{{Name: "voice", Rate: value("50mbit"), Ceil: value("10%")}},
 		},
 		{
 			Device: "eth1", Bandwidth: *value("95%"), Preset: tins.Diffserv4, Split: rates.SplitFlows, RTT: 10 * time.Millisecond,
+			Framing:        framing.Framing{OverIP: true, OverheadBytes: 18, MPUBytes: 64},
 			MetricsAddress: MetricsNone, Keep: true, FromFile: true,
 			Tins: []TinOverride{{Name: "bulk", Ceil: value("1mbit")}, {Name: "voice", Ceil: value("2mbit")}},
 		},
@@ -83,7 +95,7 @@ func TestFileErrors(t *testing.T) {
 		{"null devices", "devices:", []string{"f.yaml:1:10: devices: want settings as KEY: VALUE"}},
 		{"a list", "devices:\n- eth0\n", []string{"f.yaml:2:1: devices: want settings"}},
 		{"unknown section", "device: {}\ndevices: {eth0: {bandwidth: 1gbit}}", []string{`f.yaml:1:1: the file: unknown setting "device": want defaults, devices, metrics`}},
-		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, check_queues, diffserv`}},
+		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, `}},
 		{"twice", "devices:\n  eth0: {bandwidth: 1gbit}\n  eth0: {bandwidth: 2gbit}\n", []string{"f.yaml:3:3: ", "eth0"}},
 		{"no bandwidth", "devices:\n  eth0: {rtt: lan}\n", []string{"f.yaml:2:3: eth0: no bandwidth given"}},
 		{"no value", "devices:\n  eth0:\n    bandwidth:\n", []string{"f.yaml:3:5: bandwidth: want one value"}},
@@ -120,6 +132,8 @@ func TestChangeTo(t *testing.T) {
 	from.Tins = []TinOverride{{Name: "bulk", Rate: value(rates.Mbit), Ceil: value(2 * rates.Mbit)}, {Name: "voice", Rate: value(rates.Mbit)}}
 	to := New("eth0", rates.Absolute(2*rates.Gbit))
 	to.Split, to.RTT = rates.SplitEqual, time.Millisecond
+	from.Map, from.Wash = []tins.Rule{{Field: tins.DSCP, From: 46, To: 46, Tin: "bulk"}}, true
+	to.Framing, to.InnerDSCP = framing.Framing{OverheadBytes: 4}, true
 	to.Tins = []TinOverride{{Name: "bulk", Rate: value(3 * rates.Mbit)}, {Name: "video", Ceil: value(4 * rates.Mbit)}}
 	change, err := from.ChangeTo(to)
 	if err != nil {
@@ -132,7 +146,8 @@ func TestChangeTo(t *testing.T) {
 	if diff := cmp.Diff(to.Tins, got.Tins, cmp.Comparer(func(a, b rates.Value) bool { return a == b })); diff != "" {
 		t.Errorf("tins (-want +got):\n%s", diff)
 	}
-	if got.Bandwidth != to.Bandwidth || got.Split != to.Split || got.RTT != to.RTT {
+	if got.Bandwidth != to.Bandwidth || got.Split != to.Split || got.RTT != to.RTT ||
+		got.Framing != to.Framing || len(got.Map) != 0 || got.Wash || !got.InnerDSCP {
 		t.Errorf("got %+v, want %+v", got, to)
 	}
 	to.Preset = tins.Diffserv8

@@ -3,9 +3,12 @@
 package config
 
 import (
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -138,4 +141,71 @@ func checkRTT(rtt time.Duration) error {
 		return invalid("rtt %v: must be from %v to %v", rtt, MinRTT, MaxRTT)
 	}
 	return nil
+}
+
+// ParseOverhead reads what the line adds to a packet: numbers and keywords as [framing.Parse] takes
+// them, each text one or more of them with commas or spaces between.
+func ParseOverhead(texts ...string) (framing.Framing, error) {
+	separator := func(r rune) bool { return r == ',' || unicode.IsSpace(r) }
+	words := strings.FieldsFunc(strings.Join(texts, ","), separator)
+	if len(words) == 0 {
+		return framing.Framing{}, invalid("overhead is empty: want a number of bytes, or of %s", strings.Join(framing.Keywords(), ", "))
+	}
+	f, err := framing.Parse(words)
+	if err != nil {
+		return framing.Framing{}, &invalidError{err}
+	}
+	return f, nil
+}
+
+// ParseMPU reads the least that a packet takes on the line, in bytes.
+func ParseMPU(text string) (int, error) {
+	bytes, err := strconv.Atoi(text)
+	if err == nil {
+		err = framing.Framing{MPUBytes: bytes}.Check()
+	}
+	if err != nil {
+		return 0, invalid("mpu %q: want 0 to %d bytes", text, framing.MaxMPUBytes)
+	}
+	return bytes, nil
+}
+
+// ParseCells reads what a line sends packets in: atm, ptm or noatm.
+func ParseCells(text string) (framing.Cells, error) {
+	cells, err := framing.ParseCells(text)
+	if err != nil {
+		return "", &invalidError{err}
+	}
+	return cells, nil
+}
+
+// MapNone in place of rules is none of them.
+const MapNone = "none"
+
+// ParseMap reads rules as [tins.ParseRule] takes them, or MapNone alone.
+func ParseMap(texts []string) ([]tins.Rule, error) {
+	rules := []tins.Rule{}
+	if len(texts) == 1 && strings.EqualFold(strings.TrimSpace(texts[0]), MapNone) {
+		return rules, nil
+	}
+	for _, text := range texts {
+		rule, err := tins.ParseRule(text)
+		if err != nil {
+			return nil, &invalidError{err}
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
+}
+
+// ParseFwmark reads the bits of a mark that hold the number of a tin; "none" and 0 are no bits.
+func ParseFwmark(text string) (uint32, error) {
+	if strings.EqualFold(text, "none") {
+		return 0, nil
+	}
+	mask, err := strconv.ParseUint(text, 0, 32)
+	if err != nil {
+		return 0, invalid("fwmark %q: want a mask of 32 bits, such as 0xff, or none", text)
+	}
+	return uint32(mask), nil
 }

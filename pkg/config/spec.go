@@ -6,12 +6,14 @@ import (
 	"cmp"
 	"errors"
 	"net"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
@@ -34,6 +36,17 @@ type Spec struct {
 	Preset    tins.Preset   `json:"preset"`
 	Tins      []TinOverride `json:"tins,omitempty"`
 	Split     rates.Split   `json:"split"`
+	// Framing is what the line behind the device adds to a packet.
+	Framing framing.Framing `json:"framing,omitzero"`
+	// Map are rules of the user's own for which packets go to which tin; a later one wins.
+	Map []tins.Rule `json:"map,omitempty"`
+	// FwmarkMask are the bits of a packet's mark that hold the number of its tin, counted from 1 in
+	// the order that status shows; 0 is none.
+	FwmarkMask uint32 `json:"fwmark_mask,omitempty"`
+	// InnerDSCP lets the DSCP of what a tunnel carries decide, not that of the tunnel's own header.
+	InnerDSCP bool `json:"inner_dscp,omitempty"`
+	// Wash clears the DSCP of what is sent, once it was read.
+	Wash bool `json:"wash,omitempty"`
 	// RTT is the round-trip time that the queue management is tuned for.
 	RTT time.Duration `json:"rtt_ns"`
 	// MetricsAddress is the host:port of the metrics; "" or MetricsNone is off.
@@ -145,6 +158,12 @@ func (s Spec) check() (tins.Def, error) {
 	}
 	if _, err := ParseSplit(string(s.Split)); err != nil {
 		return tins.Def{}, err
+	}
+	if err := s.Framing.Check(); err != nil {
+		return tins.Def{}, &invalidError{err}
+	}
+	if _, err := def.Classify(s.Map); err != nil {
+		return tins.Def{}, &invalidError{err}
 	}
 	if err := checkRTT(s.RTT); err != nil {
 		return tins.Def{}, err
@@ -301,16 +320,24 @@ func describe(v rates.Value, r rates.Rate) string {
 
 // Change is what can be changed while traffic flows. Nil, or no override, leaves things as they are.
 type Change struct {
-	Bandwidth *rates.Value   `json:"bandwidth,omitempty"`
-	Tins      []TinOverride  `json:"tins,omitempty"`
-	Split     *rates.Split   `json:"split,omitempty"`
-	RTT       *time.Duration `json:"rtt_ns,omitempty"`
+	Bandwidth *rates.Value  `json:"bandwidth,omitempty"`
+	Tins      []TinOverride `json:"tins,omitempty"`
+	Split     *rates.Split  `json:"split,omitempty"`
+	// Framing takes the place of all that was said about the line; MPUBytes and Cells then change
+	// a part of it.
+	Framing  *framing.Framing `json:"framing,omitempty"`
+	MPUBytes *int             `json:"mpu_bytes,omitempty"`
+	Cells    *framing.Cells   `json:"cells,omitempty"`
+	// Map takes the place of all rules.
+	Map        *[]tins.Rule   `json:"map,omitempty"`
+	FwmarkMask *uint32        `json:"fwmark_mask,omitempty"`
+	InnerDSCP  *bool          `json:"inner_dscp,omitempty"`
+	Wash       *bool          `json:"wash,omitempty"`
+	RTT        *time.Duration `json:"rtt_ns,omitempty"`
 }
 
 // Empty tells whether c changes nothing.
-func (c Change) Empty() bool {
-	return c.Bandwidth == nil && len(c.Tins) == 0 && c.Split == nil && c.RTT == nil
-}
+func (c Change) Empty() bool { return reflect.DeepEqual(c, Change{}) }
 
 // Apply is s with the change made, validated. s stays as it is. An override changes only the
 // settings that it gives; the others of its tin stay. The overrides of the result are in the order of
@@ -325,15 +352,16 @@ func (s Spec) Apply(c Change) (Spec, error) {
 			return Spec{}, err
 		}
 	}
-	if c.Bandwidth != nil {
-		s.Bandwidth = *c.Bandwidth
-	}
-	if c.Split != nil {
-		s.Split = *c.Split
-	}
-	if c.RTT != nil {
-		s.RTT = *c.RTT
-	}
+	set(&s.Bandwidth, c.Bandwidth)
+	set(&s.Split, c.Split)
+	set(&s.Framing, c.Framing)
+	set(&s.Framing.MPUBytes, c.MPUBytes)
+	set(&s.Framing.Cells, c.Cells)
+	set(&s.Map, c.Map)
+	set(&s.FwmarkMask, c.FwmarkMask)
+	set(&s.InnerDSCP, c.InnerDSCP)
+	set(&s.Wash, c.Wash)
+	set(&s.RTT, c.RTT)
 	if s.Tins, err = mergeOverrides(def, s.Tins, c.Tins); err != nil {
 		return Spec{}, err
 	}
@@ -343,13 +371,31 @@ func (s Spec) Apply(c Change) (Spec, error) {
 	return s, nil
 }
 
+// set puts a changed value into its place.
+func set[T any](place, changed *T) {
+	if changed != nil {
+		*place = *changed
+	}
+}
+
 // ChangeTo is the change that makes s what to is, as far as that can be while traffic flows: what to
 // does not override goes back to its default. Tins of another preset cannot be changed to.
 func (s Spec) ChangeTo(to Spec) (Change, error) {
 	if s.Preset != to.Preset {
 		return Change{}, invalid("%s is attached with %s, and tins cannot change under traffic: detach it first to have %s", s.Device, s.Preset, to.Preset)
 	}
-	change := Change{Bandwidth: &to.Bandwidth, Split: &to.Split, RTT: &to.RTT, Tins: slices.Clone(to.Tins)}
+	rules := append([]tins.Rule{}, to.Map...) // an empty list in JSON, as null would change nothing
+	change := Change{
+		Bandwidth:  &to.Bandwidth,
+		Tins:       slices.Clone(to.Tins),
+		Split:      &to.Split,
+		Framing:    &to.Framing,
+		Map:        &rules,
+		FwmarkMask: &to.FwmarkMask,
+		InnerDSCP:  &to.InnerDSCP,
+		Wash:       &to.Wash,
+		RTT:        &to.RTT,
+	}
 	for _, o := range s.Tins {
 		change.Tins = withDefaults(change.Tins, o)
 	}

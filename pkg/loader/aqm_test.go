@@ -70,14 +70,6 @@ func TestAQMFollowsCoDel(t *testing.T) {
 	}
 }
 
-// ecnFrame is an IPv4 frame with a right checksum and ECN field.
-func ecnFrame(ecn uint8) []byte {
-	frame := ipv4Frame(0, 1, 64)
-	frame[15] |= ecn
-	binary.BigEndian.PutUint16(frame[24:], ^onesSum(frame[14:34]))
-	return frame
-}
-
 func onesSum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {
@@ -95,7 +87,7 @@ func TestAQMMarksWhatIsECNCapable(t *testing.T) {
 	in := aqmLine(t, time.Second)
 	var marked uint64
 	for at := time.Duration(0); at < 300*time.Millisecond; at += 500 * time.Microsecond {
-		in.send(packet{at: injectedEpoch + at, bytes: 1000, frame: ecnFrame(ect0)})
+		in.send(packet{at: injectedEpoch + at, bytes: 1000, frame: ipv4Frame(0, 1, 64, ect0)})
 		switch ecn := in.frame[15] & 3; {
 		case ecn == ce:
 			marked++
@@ -126,7 +118,7 @@ func TestAQMSparesLocalSockets(t *testing.T) {
 	}
 	const ect0 = 2
 	for at := time.Duration(0); at < 500*time.Millisecond; at += 500 * time.Microsecond {
-		in.send(packet{at: injectedEpoch + at, bytes: 1000, frame: ecnFrame(ect0)})
+		in.send(packet{at: injectedEpoch + at, bytes: 1000, frame: ipv4Frame(0, 1, 64, ect0)})
 		if in.frame[15]&3 != ect0 {
 			t.Fatalf("a local packet was marked at %v", at)
 		}

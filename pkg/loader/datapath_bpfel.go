@@ -34,6 +34,14 @@ type dataPathCalendar struct {
 	}
 }
 
+type dataPathCellKind uint32
+
+const (
+	dataPathCellKindCELLS_NONE dataPathCellKind = 0
+	dataPathCellKindCELLS_ATM  dataPathCellKind = 1
+	dataPathCellKindCELLS_PTM  dataPathCellKind = 2
+)
+
 type dataPathControllerStats struct {
 	_                   structs.HostLayout
 	Events              uint64
@@ -63,16 +71,8 @@ type dataPathDeviceConfig struct {
 		AqmTargetNs      uint64
 		AqmIntervalNs    uint64
 	}
-	DscpToTin [64]uint8
-	Framing   struct {
-		_             structs.HostLayout
-		OverheadBytes int32
-		MpuBytes      uint32
-		Cells         uint32
-		InUse         uint8
-		OverIp        uint8
-		_             [2]byte
-	}
+	DscpToTin   [64]uint8
+	Framing     dataPathFraming
 	ByMark      uint8
 	InnerDscp   uint8
 	Wash        uint8
@@ -156,6 +156,16 @@ type dataPathForesightCounters struct {
 	Matched       [4]uint64
 	Mismatched    [4]uint64
 	DriverChooses uint64
+}
+
+type dataPathFraming struct {
+	_             structs.HostLayout
+	OverheadBytes int32
+	MpuBytes      uint32
+	Cells         dataPathCellKind
+	InUse         uint8
+	OverIp        uint8
+	_             [2]byte
 }
 
 type dataPathQueueCounters struct {

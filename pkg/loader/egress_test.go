@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/rates"
-	"github.com/cakectl/cakectl/pkg/tins"
 )
 
 func testSettings(bandwidth rates.Rate) Settings {
@@ -212,56 +211,6 @@ func TestRateChangeKeepsOrder(t *testing.T) {
 			last = departure
 		}
 	}
-}
-
-func TestClassification(t *testing.T) {
-	for _, preset := range tins.Presets() {
-		def, err := tins.Lookup(string(preset))
-		if err != nil {
-			t.Fatal(err)
-		}
-		settings := testSettings(rates.Gbit)
-		settings.DSCPToTin = def.DSCPToTin
-		settings.Tins = nil
-		for range def.Tins {
-			settings.Tins = append(settings.Tins, TinSettings{Rate: rates.Gbit, Ceil: rates.Unlimited})
-		}
-		in := newInjected(t, Options{Queues: 1, Tins: len(def.Tins), LinkHeaderBytes: 14}, settings)
-		want := make([]uint64, len(def.Tins))
-		for dscp := range uint8(64) {
-			in.send(packet{at: injectedEpoch, flow: 1, dscp: dscp})
-			in.send(packet{at: injectedEpoch, frame: ipv6Frame(dscp)})
-			in.send(packet{at: injectedEpoch, frame: tagged(ipv4Frame(dscp, 1, 64), 0x8100)})
-			in.send(packet{at: injectedEpoch, frame: tagged(tagged(ipv6Frame(dscp), 0x8100), 0x88a8)})
-			want[def.DSCPToTin[dscp]] += 4
-		}
-		for tin := range def.Tins {
-			counters, err := in.TinCounters(tin)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if counters.Packets != want[tin] {
-				t.Errorf("%s: %d packets in tin %s, want %d", preset, counters.Packets, def.Tins[tin].Name, want[tin])
-			}
-		}
-	}
-}
-
-func ipv6Frame(dscp uint8) []byte {
-	frame := make([]byte, 14+40+8)
-	binary.BigEndian.PutUint16(frame[12:], 0x86dd)
-	binary.BigEndian.PutUint32(frame[14:], 6<<28|uint32(dscp)<<22)
-	binary.BigEndian.PutUint16(frame[18:], 8)
-	frame[20], frame[21] = 17, 64
-	frame[14+23], frame[14+39] = 1, 2
-	return frame
-}
-
-// tagged puts a VLAN tag behind the addresses.
-func tagged(frame []byte, protocol uint16) []byte {
-	tag := binary.BigEndian.AppendUint16(nil, protocol)
-	tag = append(tag, 0, 10)
-	return append(append(append([]byte{}, frame[:12]...), tag...), frame[12:]...)
 }
 
 func TestWhatIsNotIPIsPassed(t *testing.T) {

@@ -89,14 +89,17 @@ type skbContext struct {
 
 // packet is one packet to send.
 type packet struct {
-	at      time.Duration
-	flow    uint16 // its UDP source port
-	dscp    uint8
-	bytes   int // on the wire; 0 is 1514
-	segs    int
-	tstamp  time.Duration // its own pacing
-	frame   []byte        // instead of an IPv4 frame of flow and dscp
-	verdict int32         // expected; see anyVerdict
+	at   time.Duration
+	flow uint16 // its UDP source port
+	dscp uint8
+	mark uint32
+	// What the kernel made of the TOS.
+	priority uint32
+	bytes    int // on the wire; 0 is 1514
+	segs     int
+	tstamp   time.Duration // its own pacing
+	frame    []byte        // instead of an IPv4 frame of flow and dscp
+	verdict  int32         // expected; see anyVerdict
 }
 
 const (
@@ -120,7 +123,7 @@ func (in *injected) send(p packet) time.Duration {
 	if err := in.now.Set(uint64(p.at)); err != nil {
 		in.t.Fatal(err)
 	}
-	context := skbContext{WireLen: uint32(max(p.bytes, len(frame))), GSOSegs: uint32(p.segs), Tstamp: uint64(p.tstamp)}
+	context := skbContext{WireLen: uint32(max(p.bytes, len(frame))), GSOSegs: uint32(p.segs), Tstamp: uint64(p.tstamp), Mark: p.mark, Priority: p.priority}
 	out := skbContext{}
 	options := &ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context, ContextOut: &out}
 	verdict, err := in.program.Run(options)
@@ -141,17 +144,21 @@ func orPass(verdict int32) int32 {
 	return verdict
 }
 
-// ipv4Frame is an Ethernet frame of so many bytes with IPv4 and UDP.
-func ipv4Frame(dscp uint8, port uint16, bytes int) []byte {
+// ipv4Frame is an Ethernet frame of so many bytes with IPv4 and UDP, and an ECN field if one is given.
+func ipv4Frame(dscp uint8, port uint16, bytes int, ecn ...uint8) []byte {
 	frame := make([]byte, bytes)
 	binary.BigEndian.PutUint16(frame[12:], 0x0800)
 	ip := frame[14:]
-	ip[0], ip[1] = 0x45, dscp<<2
+	ip[0], ip[1] = 0x45, dscp<<2|first(ecn)
 	binary.BigEndian.PutUint16(ip[2:], uint16(bytes-14))
 	ip[8], ip[9] = 64, 17
 	copy(ip[12:], netip.MustParseAddr("10.0.0.1").AsSlice())
 	copy(ip[16:], netip.MustParseAddr("10.0.0.2").AsSlice())
+	binary.BigEndian.PutUint16(ip[10:], ^onesSum(ip[:20]))
 	udp := ip[20:]
+	if len(udp) < 8 {
+		return frame // of the IP header alone
+	}
 	binary.BigEndian.PutUint16(udp, port)
 	binary.BigEndian.PutUint16(udp[2:], 5001)
 	binary.BigEndian.PutUint16(udp[4:], uint16(bytes-34))

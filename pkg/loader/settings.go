@@ -10,7 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
+	"github.com/cakectl/cakectl/pkg/tins"
 )
 
 // Settings are what the data path reads at each packet. They can change at any time: no clock is
@@ -20,7 +22,7 @@ type Settings struct {
 	// LocalHorizon and ForwardHorizon bound how far ahead a departure may lie, for packets of local
 	// sockets and for forwarded ones; a packet beyond is dropped.
 	LocalHorizon, ForwardHorizon time.Duration
-	// FullPacketBytes is the size of a packet of the device's MTU with its link header.
+	// FullPacketBytes is what a packet of the device's MTU takes on the line.
 	FullPacketBytes int
 	// Epoch is the time within which an active flow sends at least once.
 	Epoch time.Duration
@@ -31,8 +33,18 @@ type Settings struct {
 	Tins   []TinSettings
 	// CheckQueues makes the data path note what it foresees, for [DataPath.CheckQueues].
 	CheckQueues bool
-	// DSCPToTin is the tin of each DSCP.
-	DSCPToTin [64]uint8
+	// Framing is what the line adds to a packet.
+	Framing framing.Framing
+	// Classes are the tins of DSCPs, and of marks.
+	Classes tins.Classes
+	// FwmarkMask are the bits of a mark that hold the number of a tin, counted from 1 in the order
+	// of FwmarkTins; 0 is none.
+	FwmarkMask uint32
+	FwmarkTins []int
+	// InnerDSCP lets the DSCP of what a tunnel carries decide.
+	InnerDSCP bool
+	// Wash clears the DSCP of what is sent.
+	Wash bool
 }
 
 // TinSettings are the rates of one tin; [rates.Unlimited] as a ceiling means none.
@@ -64,7 +76,16 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 		EpochNs:               uint64(s.Epoch),
 		Queues:                uint32(s.Queues),
 		LayoutVersion:         LayoutVersion,
-		DscpToTin:             s.DSCPToTin,
+		DscpToTin:             s.Classes.DSCPToTin,
+		Framing:               framingConfig(s.Framing),
+		ByMark:                flag(s.FwmarkMask != 0 || len(s.Classes.MarkToTin) > 0),
+		FwmarkMask:            s.FwmarkMask,
+		FwmarkShift:           uint8(bits.TrailingZeros32(s.FwmarkMask) & 31),
+		InnerDscp:             flag(s.InnerDSCP),
+		Wash:                  flag(s.Wash),
+	}
+	for i, tin := range s.FwmarkTins {
+		config.FwmarkToTin[i] = uint8(tin)
 	}
 	if s.EqualFlows {
 		config.EqualFlows = 1
@@ -84,6 +105,9 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 		config.Tins[i].AqmTargetNs = uint64(tin.AQMTarget)
 		config.Tins[i].AqmIntervalNs = uint64(tin.AQMInterval)
 	}
+	if err := d.setMarks(s.Classes.MarkToTin); err != nil {
+		return err
+	}
 	var before dataPathDeviceConfig
 	if err := d.objects.Config.Lookup(uint32(0), &before); err != nil {
 		return fmt.Errorf("read the data path's configuration: %w", err)
@@ -100,6 +124,55 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 		return nil
 	}
 	return d.rebook(nowNs, before.TickShift, config.TickShift)
+}
+
+func flag(set bool) uint8 {
+	if set {
+		return 1
+	}
+	return 0
+}
+
+func framingConfig(f framing.Framing) dataPathFraming {
+	cells := map[framing.Cells]dataPathCellKind{
+		framing.None: dataPathCellKindCELLS_NONE,
+		framing.ATM:  dataPathCellKindCELLS_ATM,
+		framing.PTM:  dataPathCellKindCELLS_PTM,
+	}
+	return dataPathFraming{
+		InUse:         flag(f != framing.Framing{}),
+		OverIp:        flag(f.OverIP),
+		OverheadBytes: int32(f.OverheadBytes),
+		MpuBytes:      uint32(f.MPUBytes),
+		Cells:         cells[f.Cells],
+	}
+}
+
+// setMarks makes the data path know these marks and no others.
+func (d *DataPath) setMarks(tinOfMark map[uint32]uint8) error {
+	var stale []uint32
+	var mark, tin uint32
+	known := d.objects.MarkToTin.Iterate()
+	for known.Next(&mark, &tin) {
+		if _, ok := tinOfMark[mark]; !ok {
+			stale = append(stale, mark)
+		}
+	}
+	if err := known.Err(); err != nil {
+		return fmt.Errorf("read the tins of marks: %w", err)
+	}
+	// Room first: the map may be full.
+	for _, mark := range stale {
+		if err := d.objects.MarkToTin.Delete(mark); err != nil {
+			return fmt.Errorf("forget the tin of mark %#x: %w", mark, err)
+		}
+	}
+	for mark, tin := range tinOfMark {
+		if err := d.objects.MarkToTin.Put(mark, uint32(tin)); err != nil {
+			return fmt.Errorf("set the tin of mark %#x: %w", mark, err)
+		}
+	}
+	return nil
 }
 
 // rebook carries what is booked over to ticks of another length, which have other numbers. What is

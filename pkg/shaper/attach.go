@@ -187,14 +187,16 @@ func changeFrom(from, to config.Spec) (config.Change, error) {
 	if to.Bandwidth.IsZero() {
 		return config.Change{}, nil
 	}
-	if from.Preset != to.Preset {
-		return config.Change{}, fmt.Errorf("%w: %s is attached with %s, and tins cannot change while packets are in them: detach it first", config.ErrInvalid, from.Device, from.Preset)
-	}
-	return config.Change{Bandwidth: &to.Bandwidth, Tins: to.Tins, Split: &to.Split, RTT: &to.RTT}, nil
+	change, err := from.ChangeTo(to)
+	change.Tins = to.Tins // what they do not name stays
+	return change, err
 }
 
-// stepQdiscs is the step that a dry run says more about.
-const stepQdiscs = "put mq and fq in place"
+// The steps that a dry run says more about.
+const (
+	stepDataPath = "load the data path"
+	stepQdiscs   = "put mq and fq in place"
+)
 
 // step is one part of an attach. Its work may be done already.
 type step struct {
@@ -206,9 +208,9 @@ type step struct {
 func (s *Shaper) steps() []step {
 	return []step{
 		{"record what the device looks like", func(context.Context) error { return s.env.writeRecord(s.record) }},
-		{"load the data path", s.loadDataPath},
+		{stepDataPath, s.loadDataPath},
 		{stepQdiscs, s.installQdiscs},
-		{"cap GSO by the rate", func(context.Context) error { return qdisc.ApplyGSOCap(s.device, s.record.Found, s.rates.Bandwidth) }},
+		{"cap GSO by the rate", s.capGSO},
 		{"attach the program", s.attachProgram},
 		{"plan the rates", s.startController},
 	}
@@ -293,6 +295,10 @@ func (s *Shaper) installQdiscs(ctx context.Context) error {
 		return err
 	}
 	return s.env.writeRecord(s.record)
+}
+
+func (s *Shaper) capGSO(context.Context) error {
+	return qdisc.ApplyGSOCap(s.device, s.record.Found, packetRate(s.record.Spec, s.rates.Bandwidth, s.device.Attrs().MTU))
 }
 
 // sizeFQ makes the fqs large enough for the rates and for what sockets may have waiting.

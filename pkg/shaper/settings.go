@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -45,20 +46,30 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 	if err != nil {
 		return loader.Settings{}, err
 	}
-	packet := timeToSend(uint64(mtu+linkHeaderBytes), cfg.Bandwidth)
+	classes, err := def.Classify(spec.Map)
+	if err != nil {
+		return loader.Settings{}, err
+	}
+	fullPacket := spec.Framing.Bytes(mtu+linkHeaderBytes, linkHeaderBytes)
+	packet := timeToSend(uint64(fullPacket), cfg.Bandwidth)
 	s := loader.Settings{
 		Bandwidth:       cfg.Bandwidth,
 		LocalHorizon:    min(max(timeToSend(localSockets*sizing.SendBufferDefaultBytes, cfg.Bandwidth), minLocalHorizon), maxLocalHorizon),
 		ForwardHorizon:  max(spec.RTT, minForwardPackets*packet),
-		FullPacketBytes: mtu + linkHeaderBytes,
+		FullPacketBytes: fullPacket,
 		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
 		EqualFlows:      cfg.Split == rates.SplitFlows,
 		Queues:          queues,
 		CheckQueues:     spec.CheckQueues,
-		DSCPToTin:       def.DSCPToTin,
+		Framing:         spec.Framing,
+		Classes:         classes,
+		FwmarkMask:      spec.FwmarkMask,
+		FwmarkTins:      def.DisplayOrder,
+		InnerDSCP:       spec.InnerDSCP,
+		Wash:            spec.Wash,
 	}
 	for _, tin := range cfg.Tins {
-		target, interval := aqm(spec.RTT, timeToSend(uint64(mtu+linkHeaderBytes), tin.Rate))
+		target, interval := aqm(spec.RTT, timeToSend(uint64(fullPacket), tin.Rate))
 		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil, AQMTarget: target, AQMInterval: interval})
 	}
 	return s, nil
@@ -70,6 +81,16 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 func aqm(rtt, packet time.Duration) (target, interval time.Duration) {
 	target = max(packet+packet/2, rtt/20)
 	return target, max(rtt+target-rtt/20, 2*target)
+}
+
+// packetRate is what the bandwidth leaves for packets of the device's MTU themselves.
+func packetRate(spec config.Spec, bandwidth rates.Rate, mtu int) rates.Rate {
+	if bandwidth == rates.Unlimited || spec.Framing == (framing.Framing{}) {
+		return bandwidth
+	}
+	hi, lo := bits.Mul64(uint64(bandwidth), uint64(mtu))
+	rate, _ := bits.Div64(hi, lo, uint64(max(spec.Framing.Bytes(mtu+linkHeaderBytes, linkHeaderBytes), 1)))
+	return rates.Rate(rate)
 }
 
 // timeToSend is how long n bytes take at a rate; an hour and more is an hour.

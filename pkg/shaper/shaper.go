@@ -121,7 +121,7 @@ func (s *Shaper) applyRates(ctx context.Context) (writes int, err error) {
 	if err != nil {
 		return writes, err
 	}
-	return writes, qdisc.ApplyGSOCap(s.device, s.record.Found, s.rates.Bandwidth)
+	return writes, s.capGSO(ctx)
 }
 
 // Detach takes everything of ours off the device and leaves it as it was found.
@@ -182,6 +182,11 @@ func Plan(_ context.Context, env Env, spec config.Spec) ([]string, error) {
 	var plan []string
 	for _, step := range s.steps() {
 		plan = append(plan, step.name)
+		if step.name == stepDataPath {
+			if line := spec.Framing.String(); line != "" {
+				plan = append(plan, fmt.Sprintf("  count with what the line adds (%s)", line))
+			}
+		}
 		if step.name == stepQdiscs {
 			for _, line := range qdiscs {
 				plan = append(plan, "  "+line)

@@ -33,9 +33,16 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		Bandwidth: api.BitsPerSec(s.rates.Bandwidth),
 		Diffserv:  string(s.record.Spec.Preset),
 		Split:     string(s.rates.Split),
-		Queues:    api.Queues{Total: s.queuesInUse()},
-		Bypassed:  map[string]uint64{},
-		Daemon:    s.env.controllerPID(s.name),
+		Framing:   s.record.Spec.Framing,
+		Classes: api.Classes{
+			Map:        append([]tins.Rule{}, s.record.Spec.Map...),
+			FwmarkMask: s.record.Spec.FwmarkMask,
+			InnerDSCP:  s.record.Spec.InnerDSCP,
+			Wash:       s.record.Spec.Wash,
+		},
+		Queues:   api.Queues{Total: s.queuesInUse()},
+		Bypassed: map[string]uint64{},
+		Daemon:   s.env.controllerPID(s.name),
 	}
 	if err := s.lookAgain(); err != nil {
 		return status, err
