@@ -248,8 +248,8 @@ func anySettings(t *rapid.T) Settings {
 		EqualFlows:      rapid.Bool().Draw(t, "equal flows"),
 		Queues:          twinQueues,
 	}
-	for dscp := range s.DSCPToTin {
-		s.DSCPToTin[dscp] = uint8(dscp % twinTins)
+	for dscp := range s.Classes.DSCPToTin {
+		s.Classes.DSCPToTin[dscp] = uint8(dscp % twinTins)
 	}
 	for range twinTins {
 		tin := TinSettings{Rate: max(bandwidth>>rapid.IntRange(0, 4).Draw(t, "tin's part"), rates.Slowest), Ceil: rates.Unlimited}
