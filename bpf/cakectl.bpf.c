@@ -196,7 +196,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .tick_bytes = cfg->tick_bytes,
 	    .full_packet_bytes = cfg->full_packet_bytes,
 	    .bytes = bytes,
-	    .backlogged = backlogged,
+	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
 	    .alone = tin_clock->flows >= state->flows,
 	};
 

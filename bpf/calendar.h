@@ -64,8 +64,9 @@ struct booking_request {
 	__u32 tick_bytes;
 	__u32 full_packet_bytes;
 	__u32 bytes;
-	/* Whether the flow has packets waiting or is ahead of its guarantee. */
-	__u32 backlogged;
+	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
+	 * of its ceiling. Such a packet is no boost. */
+	__u32 waits;
 	/* Whether no other tin has active flows. */
 	__u32 alone;
 
@@ -412,7 +413,7 @@ __noinline int line_find(struct booking_request *request)
 
 	request->booking = BOOKED_BY_GUARANTEE;
 	request->leftover_ns = 0;
-	if (!request->backlogged && boost_fits(&line, request->bytes, request->full_packet_bytes)) {
+	if (!request->waits && boost_fits(&line, request->bytes, request->full_packet_bytes)) {
 		request->departure = line.now;
 		request->tick = line.tick;
 		request->booking = BOOKED_AS_BOOST;

@@ -109,8 +109,9 @@ type booking struct {
 	// earliestNs is the flow's last departure, or now; leftoverEarliestNs holds, beside it, what
 	// is no guarantee.
 	earliestNs, leftoverEarliestNs int64
-	// backlogged: the flow has packets waiting or is ahead of its guarantee.
-	backlogged bool
+	// waits: the flow has packets waiting or is ahead of its guarantee, or the tin is ahead of its
+	// ceiling. Such a packet is no boost.
+	waits bool
 	// alone: no other tin has active flows.
 	alone bool
 
@@ -272,7 +273,7 @@ func (l *line) find(b *booking) {
 	now := l.tickOf(b.nowNs)
 
 	b.as = byGuarantee
-	if !b.backlogged && l.boostFits(now, b.bytes, b.fullPacketBytes) {
+	if !b.waits && l.boostFits(now, b.bytes, b.fullPacketBytes) {
 		b.as = asBoost
 		b.tick = now
 		b.departureNs = b.nowNs

@@ -193,7 +193,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		guaranteeCostNs:    p.flowCostNs(f, shard, key, packet.Bytes),
 		earliestNs:         max(f.departureNs, nowNs),
 		leftoverEarliestNs: int64(tin.ceil),
-		backlogged:         backlogged,
+		waits:              backlogged || int64(tin.ceil) > nowNs+ceilSlackNs,
 		alone:              tin.flows == p.flows,
 	}
 	b.departureNs = max(b.earliestNs, int64(tin.ceil))

@@ -381,3 +381,35 @@ func TestRateHoldsOverAnyWindow(t *testing.T) {
 		}
 	})
 }
+
+// TestCeilingHoldsOverAnyWindow sends a tin more than its ceiling, by flows that stay and by new ones
+// that never had a packet waiting.
+func TestCeilingHoldsOverAnyWindow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		nowNs := anyStart(t)
+		settings := settingsFor(anyRate(t))
+		ceil := max(settings.Bandwidth/rates.Rate(rapid.IntRange(1, 64).Draw(t, "ceiling's part")), 64*rates.Kbit)
+		settings.Tins = []TinSettings{{Rate: ceil, Ceil: ceil}}
+		p := New(settings, simFlows)
+		newFlows := rapid.IntRange(0, 8).Draw(t, "new flows of 8")
+		meanNs := durationNs(fullPacket, 2*ceil)
+		var left []departure
+		for i := range 500 {
+			nowNs += rapid.Int64Range(0, 2*meanNs).Draw(t, "pause")
+			packet := Packet{Hash: hashOf(i % 4), Bytes: rapid.Int64Range(64, fullPacket).Draw(t, "bytes"), Segments: 1}
+			if rapid.IntRange(1, 8).Draw(t, "new flow") <= newFlows {
+				packet.Hash = hashOf(100 + i)
+			}
+			if v := p.Enqueue(nowNs, packet); !v.Dropped {
+				left = append(left, departure{v.DepartureNs, 0, packet.Bytes})
+			}
+		}
+		perNs := float64(ceil) / 8e9
+		for _, lengthNs := range []int64{10 * millisecond, 100 * millisecond, second, 10 * second} {
+			allowed := perNs*float64(lengthNs+ceilSlackNs+2*p.line.tickNs()) + 2*fullPacket
+			if most := window(left, lengthNs); float64(most) > allowed {
+				t.Fatalf("%d bytes leave within %d ns, the ceiling allows %.0f", most, lengthNs, allowed)
+			}
+		}
+	})
+}
