@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -30,6 +31,21 @@ type TCPConfig struct {
 	DSCP  uint8
 	// Congestion is the congestion control; empty is the kernel's choice.
 	Congestion string
+	// Mark, unless 0, is that of the flows' packets at the sender (SO_MARK).
+	Mark uint32
+}
+
+// apply sets what the kernel does not do by itself, before a socket connects.
+func (c TCPConfig) apply(fd int) error {
+	if c.Congestion != "" {
+		if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.Congestion); err != nil {
+			return os.NewSyscallError("set congestion control "+c.Congestion, err)
+		}
+	}
+	if c.Mark != 0 {
+		return os.NewSyscallError("set SO_MARK", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(c.Mark)))
+	}
+	return nil
 }
 
 // TCP is bulk TCP under way: each flow sends as fast as it can.
@@ -61,12 +77,7 @@ func StartTCP(ctx context.Context, from, to Netns, address netip.Addr, c TCPConf
 	}
 	defer listener.Close()
 	dialer := net.Dialer{KeepAlive: -1, Control: func(network, addr string, raw syscall.RawConn) error {
-		if err := setTOS(c.DSCP)(network, addr, raw); err != nil || c.Congestion == "" {
-			return err
-		}
-		return control(raw, func(fd int) error {
-			return os.NewSyscallError("set congestion control "+c.Congestion, unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.Congestion))
-		})
+		return errors.Join(setTOS(c.DSCP)(network, addr, raw), control(raw, c.apply))
 	}}
 	for range c.Flows {
 		err := from.Do(func() error {
@@ -91,11 +102,13 @@ func StartTCP(ctx context.Context, from, to Netns, address netip.Addr, c TCPConf
 			return nil, err
 		}
 	}
+	// One for all flows: nobody writes to them.
+	data, nothing := make([]byte, tcpWriteBytes), make([]byte, tcpReadBytes)
 	for _, conn := range t.receivers {
-		t.running.Go(func() { t.fail(t.receive(conn)) })
+		t.running.Go(func() { t.fail(t.receive(conn, nothing)) })
 	}
 	for _, conn := range t.senders {
-		t.running.Go(func() { t.fail(t.send(conn)) })
+		t.running.Go(func() { t.fail(t.send(conn, data)) })
 	}
 	return t, nil
 }
@@ -109,8 +122,7 @@ func (t *TCP) fail(err error) {
 	t.errs = append(t.errs, err)
 }
 
-func (t *TCP) send(conn net.Conn) error {
-	data := make([]byte, tcpWriteBytes)
+func (t *TCP) send(conn net.Conn, data []byte) error {
 	for {
 		if _, err := conn.Write(data); err != nil {
 			return err
@@ -119,13 +131,12 @@ func (t *TCP) send(conn net.Conn) error {
 }
 
 // receive reads without copying: the content is of no interest, and the copies would cost a third
-// of what an emulated CPU can do.
-func (t *TCP) receive(conn net.Conn) error {
+// of what an emulated CPU can do. So nothing is as long as one read, and nothing gets into it.
+func (t *TCP) receive(conn net.Conn, nothing []byte) error {
 	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
 	}
-	nothing := make([]byte, tcpReadBytes)
 	for {
 		var n int
 		var failed error
@@ -156,18 +167,46 @@ func onSocket(conn net.Conn, f func(fd int) error) error {
 func (t *TCP) Received() ([]uint64, error) {
 	var received []uint64
 	for _, conn := range t.receivers {
-		err := onSocket(conn, func(fd int) error {
-			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-			if err == nil {
-				received = append(received, info.Bytes_received)
-			}
-			return os.NewSyscallError("get TCP_INFO", err)
-		})
+		info, err := tcpInfo(conn)
 		if err != nil {
 			return nil, fmt.Errorf("count what TCP received: %w", err)
 		}
+		received = append(received, info.Bytes_received)
 	}
 	return received, nil
+}
+
+func tcpInfo(conn net.Conn) (info *unix.TCPInfo, err error) {
+	err = onSocket(conn, func(fd int) (err error) {
+		info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return os.NewSyscallError("get TCP_INFO", err)
+	})
+	return info, err
+}
+
+// TCPSignals is what the network told the senders so far.
+type TCPSignals struct {
+	// Retransmits counts the segments that were sent again, Marked those that were delivered with a
+	// mark of congestion.
+	Retransmits, Marked uint64
+	// RTTs are the smoothed round-trip times of the flows: in full queues, the delay that they make
+	// themselves.
+	RTTs []time.Duration
+}
+
+// Signals are those of all flows.
+func (t *TCP) Signals() (TCPSignals, error) {
+	var s TCPSignals
+	for _, conn := range t.senders {
+		info, err := tcpInfo(conn)
+		if err != nil {
+			return s, fmt.Errorf("ask the senders of TCP: %w", err)
+		}
+		s.Retransmits += uint64(info.Total_retrans)
+		s.Marked += uint64(info.Delivered_ce)
+		s.RTTs = append(s.RTTs, time.Duration(info.Rtt)*time.Microsecond)
+	}
+	return s, nil
 }
 
 // Stop ends all flows at once, and returns what went wrong until then. What is under way is thrown
