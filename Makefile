@@ -81,7 +81,7 @@ test-lab: setup-run ## tests of the lab's own instruments, in QEMU
 
 .PHONY: test-virtio
 test-virtio: setup-run ## attach and restore on a real multi-queue driver (virtio-net, 4 queues), in QEMU
-	$(GO) run ./internal/vm/run -lane newest -smp 4 -virtio 4 -timeout 10m -test ./pkg/qdisc -run Virtio
+	$(GO) run ./internal/vm/run -lane newest -smp 4 -virtio 4 -timeout 10m -test ./pkg/qdisc -test ./lab/topo -run Virtio
 
 .PHONY: fuzz
 fuzz: ## fuzz the parsers for a minute

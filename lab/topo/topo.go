@@ -14,6 +14,8 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -114,9 +116,9 @@ func NewRouted(prefix string, queues int) (_ *Pair, err error) {
 	return p, nil
 }
 
-// NewVirtio takes the two NICs of the virtual machine, which are joined outside it, with all their
-// queues. Close gives them back.
-func NewVirtio(prefix string) (_ *Pair, err error) {
+// NewVirtio takes the two NICs of the virtual machine, which are joined outside it, and makes them use so
+// many of their queues. Close gives them back.
+func NewVirtio(prefix string, queues int) (_ *Pair, err error) {
 	p := &Pair{ReceiverAddresses: receivers(0)}
 	defer p.closeOn(&err)
 	if err := p.addEnds(prefix); err != nil {
@@ -128,6 +130,10 @@ func NewVirtio(prefix string) (_ *Pair, err error) {
 	if p.Down, err = p.take(virtioDevices[1], p.Receiver, ReceiverDevice); err != nil {
 		return nil, err
 	}
+	if err := errors.Join(p.Up.setQueues(queues), p.Down.setQueues(queues)); err != nil {
+		return nil, err
+	}
+	p.Up.Queues, p.Down.Queues = queues, queues
 	return p, p.join(p.Up, []netip.Addr{SenderAddress}, p.Down, p.ReceiverAddresses)
 }
 
@@ -307,6 +313,15 @@ func (p Port) route(address, gateway netip.Addr) error {
 	})
 }
 
+// setQueues makes a NIC use so many queues; left alone, a driver gives each CPU one.
+func (p Port) setQueues(queues int) error {
+	cmd := exec.Command("ip", "netns", "exec", p.Namespace.Name, "ethtool", "-L", p.Device, "combined", strconv.Itoa(queues))
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("give %s %d queues: %w: %s", p.Device, queues, err, output)
+	}
+	return nil
+}
+
 func (p Port) noSuperPackets() error {
 	return p.do(func(link netlink.Link) error { return netlink.LinkSetGSOMaxSegs(link, 1) })
 }
@@ -326,6 +341,26 @@ func (p Port) steer() error {
 		return fmt.Errorf("steer what %s receives: %w: %s", p.Device, err, output)
 	}
 	return nil
+}
+
+// ByteQueueLimits are how many bytes each transmit queue of a NIC may hold at the moment (BQL), none
+// where the driver keeps no account of them.
+func (p Port) ByteQueueLimits() ([]uint64, error) {
+	const script = `for queue in /sys/class/net/"$1"/queues/tx-*; do cat "$queue"/byte_queue_limits/limit; done`
+	cmd := exec.Command("ip", "netns", "exec", p.Namespace.Name, "sh", "-e", "-c", script, "sh", p.Device)
+	text, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("read the byte-queue limits of %s: %w", p.Device, err)
+	}
+	var limits []uint64
+	for _, word := range strings.Fields(string(text)) {
+		limit, err := strconv.ParseUint(word, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read the byte-queue limits of %s: %w", p.Device, err)
+		}
+		limits = append(limits, limit)
+	}
+	return limits, nil
 }
 
 // Close removes what was made, and gives back what was taken.

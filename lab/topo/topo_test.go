@@ -86,6 +86,30 @@ func TestPair(t *testing.T) {
 	}
 }
 
+// The NICs of the VM are lent, and come back as they were.
+func TestVirtio(t *testing.T) {
+	const queues = 3
+	before, err := netlink.LinkByName("eth1")
+	if err != nil {
+		t.Skip("for the VM lane with NICs: ", err)
+	}
+	pair, err := topo.NewVirtio("topo-test", queues)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits, err := pair.Up.ByteQueueLimits()
+	if err != nil || len(limits) < queues {
+		t.Errorf("byte-queue limits %v (%v), want one for each of %d queues", limits, err, queues)
+	}
+	if err := pair.Close(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := netlink.LinkByName("eth1")
+	if err != nil || after.Attrs().HardwareAddr.String() != before.Attrs().HardwareAddr.String() {
+		t.Errorf("after it eth1 is %+v (%v)", after, err)
+	}
+}
+
 // A second pair of the same name fails and takes nothing of the first one with it.
 func TestPairTwice(t *testing.T) {
 	pair, err := topo.NewPair("topo-test", 1)
