@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/api"
@@ -57,14 +58,52 @@ func attachCakectl(ctx context.Context, t Target) (_ Shaped, err error) {
 		}
 	}()
 	// Not tied to ctx, which would end it by force: Close has to see it detach.
-	c.cmd = c.command(context.WithoutCancel(ctx), "attach", t.Device,
-		"--bandwidth", bits(t.Rate), "--diffserv", t.Diffserv, "--metrics", "none")
+	args := []string{"attach", t.Device, "--bandwidth", bits(t.Rate), "--diffserv", t.Diffserv, "--metrics", "none"}
+	if t.Framing != (Framing{}) {
+		args = append(args, "--overhead", strconv.Itoa(t.Framing.Overhead))
+	}
+	if t.Framing.ATM {
+		args = append(args, "--atm")
+	}
+	c.cmd = c.command(context.WithoutCancel(ctx), args...)
 	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start cakectl: %w", err)
 	}
 	go func() { c.exited <- c.cmd.Wait() }()
 	return c, c.waitReady(ctx)
+}
+
+// attachUncapped puts the limits of super-packets back, which cakectl has lowered.
+func attachUncapped(ctx context.Context, t Target) (Shaped, error) {
+	var before netlink.LinkAttrs
+	limits := func(f func(netlink.Link) error) error {
+		return t.Namespace.Do(func() error {
+			link, err := netlink.LinkByName(t.Device)
+			if err != nil {
+				return fmt.Errorf("find %s: %w", t.Device, err)
+			}
+			return f(link)
+		})
+	}
+	err := limits(func(link netlink.Link) error { before = *link.Attrs(); return nil })
+	if err != nil {
+		return nil, err
+	}
+	c, err := attachCakectl(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	err = limits(func(link netlink.Link) error {
+		return errors.Join(
+			netlink.LinkSetGSOMaxSize(link, int(before.GSOMaxSize)),
+			netlink.LinkSetGSOMaxSegs(link, int(before.GSOMaxSegs)),
+			netlink.LinkSetGSOIPv4MaxSize(link, int(before.GSOIPv4MaxSize)))
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("uncap %s: %w", t.Device, err), c.Close())
+	}
+	return c, nil
 }
 
 func bits(rate rates.Rate) string { return strconv.FormatUint(uint64(rate), 10) + "bit" }

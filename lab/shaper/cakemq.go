@@ -17,6 +17,10 @@ import (
 const (
 	tcaCakeBaseRate64   = 2
 	tcaCakeDiffservMode = 3
+	tcaCakeATM          = 4
+	tcaCakeOverhead     = 6
+
+	cakeATM = 1 // of enum cake_atm_mode
 )
 
 // cakeDiffservModes are the values of enum cake_diffserv_mode.
@@ -68,6 +72,12 @@ func (s cakeMQ) request(flags int, rate rates.Rate) error {
 		options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 		options.AddRtAttr(tcaCakeBaseRate64, nl.Uint64Attr(uint64(rate)/8))
 		options.AddRtAttr(tcaCakeDiffservMode, nl.Uint32Attr(mode))
+		if f := s.target.Framing; f != (Framing{}) {
+			options.AddRtAttr(tcaCakeOverhead, nl.Uint32Attr(uint32(f.Overhead)))
+			if f.ATM {
+				options.AddRtAttr(tcaCakeATM, nl.Uint32Attr(cakeATM))
+			}
+		}
 		request.AddData(options)
 		if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
 			return fmt.Errorf("set cake_mq on %s: %w", s.target.Device, err)

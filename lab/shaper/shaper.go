@@ -18,7 +18,8 @@ import (
 // Target is what to shape.
 type Target struct {
 	topo.Port
-	Rate rates.Rate
+	Rate    rates.Rate
+	Framing Framing
 	// Diffserv is the preset of tins, for the shapers that have tins.
 	Diffserv string
 	// Cakectl is the path of the program.
@@ -69,28 +70,33 @@ func Peers() []Peer {
 			Name: "htb", Shapes: true,
 			Commands: []string{
 				"qdisc add dev $DEV root handle 1: htb default 1",
-				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE",
+				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE $HTBFRAMING",
 			},
-			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE"},
+			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE $HTBFRAMING"},
 		},
 		{
 			Name: "htb+fq_codel", Shapes: true,
 			Commands: []string{
 				"qdisc add dev $DEV root handle 1: htb default 1",
-				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE",
+				"class add dev $DEV parent 1: classid 1:1 htb rate $RATE $HTBFRAMING",
 				"qdisc add dev $DEV parent 1:1 fq_codel",
 			},
-			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE"},
+			changes: []string{"class change dev $DEV parent 1: classid 1:1 htb rate $RATE $HTBFRAMING"},
 		},
 		{
 			Name: "cake", Shapes: true,
-			Commands: []string{"qdisc add dev $DEV root cake bandwidth $RATE $DIFFSERV"},
-			changes:  []string{"qdisc change dev $DEV root cake bandwidth $RATE $DIFFSERV"},
+			Commands: []string{"qdisc add dev $DEV root cake bandwidth $RATE $DIFFSERV $FRAMING"},
+			changes:  []string{"qdisc change dev $DEV root cake bandwidth $RATE $DIFFSERV $FRAMING"},
 		},
 		{
 			Name: "cake_mq", Shapes: true,
-			Commands: []string{"qdisc add dev $DEV root cake_mq bandwidth $RATE $DIFFSERV"},
+			Commands: []string{"qdisc add dev $DEV root cake_mq bandwidth $RATE $DIFFSERV $FRAMING"},
 			attach:   attachCakeMQ,
+		},
+		{
+			Name: "cake-nosplit", Shapes: true,
+			Commands: []string{"qdisc add dev $DEV root cake bandwidth $RATE $DIFFSERV no-split-gso"},
+			changes:  []string{"qdisc change dev $DEV root cake bandwidth $RATE $DIFFSERV no-split-gso"},
 		},
 		{
 			// One clock for everything.
@@ -104,6 +110,10 @@ func Peers() []Peer {
 		{
 			Name: "cakectl", Shapes: true,
 			attach: attachCakectl,
+		},
+		{
+			Name: "cakectl-uncapped", Shapes: true,
+			attach: attachUncapped,
 		},
 	}
 }
@@ -182,6 +192,8 @@ func (s byTC) run(ctx context.Context, commands []string, rate rates.Rate) error
 				"$DEV", s.target.Device,
 				"$RATE", strconv.FormatUint(uint64(rate), 10)+"bit",
 				"$DIFFSERV", s.target.Diffserv,
+				"$FRAMING", s.target.Framing.cake(),
+				"$HTBFRAMING", s.target.Framing.htb(),
 				"$QUEUE", strconv.FormatInt(int64(queue)+1, 16),
 			).Replace(command) + "\n")
 		}
