@@ -5,14 +5,17 @@
 //	go run ./lab -exp tcp1,tcp32,udp16x4 -peers cake,cake_mq,cakectl -rates 40mbit,200mbit -queues 8 -repeat 3 -duration 5s
 //	go run ./lab -list
 //
-// It builds itself and cakectl, runs both in a VM (see package vm; -lane names the kernel, -native
-// uses the machine's own), and prints Markdown tables of medians with the smallest and largest value.
+// It builds itself and cakectl, runs both in VMs, one for each experiment and some at a time (see package
+// vm; -lane names the kernel, -native uses the machine's own), and prints Markdown tables of medians with the smallest and largest value.
 // -json writes every single result, with flows, rates over time and delays; -details adds what the
-// shapers' own tools say. The exit status is 1 if a run was broken.
+// shapers' own tools say. A run that went wrong in any way has no numbers but a reason, in the table and in
+// the JSON, and makes the exit status 1: a shaper that the kernel lacks, an iperf3 that died, a load of
+// which nothing arrived, a VM that hangs.
 //
 // The VM's clock counts instructions, one a nanosecond, so that the guest is a machine of one gigahertz
 // that nothing disturbs: results repeat, whatever else runs on the host, and a slow host only takes
-// longer. With -real-time the guest's clock follows the host's.
+// longer. With -real-time the guest's clock follows the host's. So it does wherever the VM's NICs take
+// part, as their packets leave the guest: such an experiment needs a host with nothing else to do.
 //
 // What is measured is what arrives at the receiver, in bytes of Ethernet frames (see package meter):
 // "10ms max" is the highest rate in any window of 10 ms, from the first packet on, as a multiple of

@@ -16,7 +16,7 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := o.plan.Runs(), 2*2*2*2*2; got != want {
+	if got, want := len(o.plan.Runs()), 2*2*2*2*2; got != want {
 		t.Errorf("%d runs, want %d", got, want)
 	}
 	if o.plan.Rates[1] != 200e6 || o.plan.Queues[1] != 32 {
@@ -58,14 +58,18 @@ func TestRowReader(t *testing.T) {
 	}
 }
 
-// Whatever is broken or missing makes the run fail.
-func TestReportFails(t *testing.T) {
-	o, err := parse([]string{"-exp", "tcp1", "-peers", "cake,htb"}, io.Discard)
+// Whatever is broken or missing makes the run fail, and is in the table as such.
+func TestOutputFails(t *testing.T) {
+	o, err := parse([]string{"-exp", "bulk", "-peers", "cake,htb"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	row := func(peer, failure string) experiments.Row {
-		return experiments.Row{Experiment: "tcp1", Peer: peer, Rate: 40e6, Queues: 8, Error: failure, Values: map[string]float64{}}
+		r := experiments.Row{Run: experiments.Run{Experiment: "bulk", Peer: peer, Rate: 40e6, Queues: 8}, Error: failure}
+		if failure == "" {
+			r.Values = map[string]float64{"goodput": 99}
+		}
+		return r
 	}
 	for _, test := range []struct {
 		rows []experiments.Row
@@ -73,12 +77,30 @@ func TestReportFails(t *testing.T) {
 	}{
 		{[]experiments.Row{row("cake", ""), row("htb", "")}, ""},
 		{[]experiments.Row{row("cake", ""), row("htb", "iperf3 died")}, "1 of 2 runs are broken"},
-		{[]experiments.Row{row("cake", "")}, "1 of 2 runs are missing"},
-		{nil, "2 of 2 runs are missing"},
+		{[]experiments.Row{row("cake", "")}, "1 of 2 runs are broken"},
+		{nil, "2 of 2 runs are broken"},
 	} {
-		err := report(o, nil, test.rows, "1.2.3", io.Discard)
+		results := experiments.Results{Plan: o.plan, Rows: test.rows}
+		results.Sort()
+		var text strings.Builder
+		err := output{}.write(results, &text)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%d rows: %v, want %q", len(test.rows), err, test.want)
 		}
+		if test.want != "" && !strings.Contains(text.String(), "**Broken** htb") {
+			t.Errorf("%d rows: the table does not say that htb is broken:\n%s", len(test.rows), text.String())
+		}
+	}
+}
+
+// A VM that gives no result in time is taken for hung: each of its runs is broken, and says why.
+func TestHungVM(t *testing.T) {
+	var stdout, stderr strings.Builder
+	err := run(t.Context(), []string{"-exp", "tcp1", "-peers", "htb,cake", "-duration", "1s", "-warmup", "0s", "-patience", "-900ms"}, &stdout, &stderr)
+	if err == nil || !strings.Contains(err.Error(), "2 of 2 runs are broken") {
+		t.Errorf("run = %v", err)
+	}
+	if n := strings.Count(stdout.String(), "is broken: the VM hangs"); n != 2 {
+		t.Errorf("%d runs are said to be broken by a hanging VM, want 2:\n%s", n, stdout.String())
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cakectl/cakectl/lab/shaper"
+	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/lab/traffic"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -16,11 +18,25 @@ import (
 type Experiment struct {
 	Name  string
 	About string
+	// Published is the result that others published of the same set-up, if they did.
+	Published string
 	// ShapersOnly leaves out the peers that hold no rate.
 	ShapersOnly bool
-	// Rates, unless empty, take the place of the plan's.
-	Rates []rates.Rate
-	Loads []Load
+	// Peers, Rates and Queues, unless empty, take the place of the plan's.
+	Peers  []string
+	Rates  []rates.Rate
+	Queues []int
+	// Network is what is between the sender and the receiver.
+	Network Network
+	// BothWays shapes what goes to the sender as well.
+	BothWays bool
+	// Steered lets flows choose their transmit queue by their mark.
+	Steered bool
+	// ECN lets TCP ask for marks instead of losses.
+	ECN bool
+	// Framing is what the line adds to packets, which shapers are told.
+	Framing shaper.Framing
+	Loads   []Load
 	// Cost, unless nil, takes the place of loads and actions.
 	Cost *CostLoad
 	// Actions happen under way.
@@ -29,9 +45,32 @@ type Experiment struct {
 	Measures []Measure
 }
 
+// Network is a kind of network.
+type Network string
+
+// Kinds of networks.
+const (
+	Veth   Network = ""       // one link
+	Routed Network = "routed" // a router between two links; its link to the receiver is shaped
+	Virtio Network = "virtio" // the two NICs of a virtual machine
+)
+
+func (n Network) make(prefix string, queues int) (*topo.Pair, error) {
+	switch n {
+	case Routed:
+		return topo.NewRouted(prefix, queues)
+	case Virtio:
+		return topo.NewVirtio(prefix, queues)
+	default:
+		return topo.NewPair(prefix, queues)
+	}
+}
+
 // Load is some traffic. One of TCP, UDP, Iperf and Ping is set.
 type Load struct {
 	Name string
+	// Back is for what goes from the receiver to the sender.
+	Back bool
 	// At is when it starts, as a share of the measured time; at 0 it starts before the warm-up.
 	At    float64
 	TCP   *traffic.TCPConfig
@@ -91,6 +130,9 @@ const (
 	smallFrame = 102
 	callFrame  = 214
 )
+
+// virtioQueues is how many transmit queues the NICs of a virtual machine are given.
+const virtioQueues = 4
 
 // pingInterval gives some hundred round trips a run without being a load of its own.
 const pingInterval = 10 * time.Millisecond
@@ -200,12 +242,128 @@ func All() []Experiment {
 				worstFrom("10ms max before", 10*time.Millisecond, 0, 0.5), worstFrom("10ms max after", 10*time.Millisecond, 0.5, 1),
 				worstFrom("100ms max after", 100*time.Millisecond, 0.5, 1)}, pingTimes),
 		},
+		{
+			Name:    "uneven",
+			About:   "8 TCP flows on one transmit queue, 1 on another",
+			Steered: true,
+			Loads: []Load{
+				{Name: "eight", TCP: &traffic.TCPConfig{Flows: 8, Mark: 1}},
+				{Name: "one", TCP: &traffic.TCPConfig{Flows: 1, Mark: 2, DSCP: af11}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), timesFair("one", "eight"), jain("eight", "one")}, pingTimes, windows),
+		},
+		{
+			Name:        "slow8",
+			About:       "8 TCP flows on a slow line whose packets travel in ATM cells (44 bytes more, 48 of each 53)",
+			ShapersOnly: true,
+			Rates:       []rates.Rate{2e6, 10e6},
+			Framing:     shaper.Framing{Overhead: 44, ATM: true},
+			Loads:       []Load{tcp("tcp", 8, bestEffort), ping},
+			Measures:    slices.Concat([]Measure{goodput("tcp"), jain("tcp")}, pingTimes, []Measure{window(100*time.Millisecond, maximum)}),
+		},
+		{
+			Name:        "rrul",
+			About:       "4 TCP flows each way, one for each tin, both ways shaped (as flent's RRUL)",
+			ShapersOnly: true,
+			BothWays:    true,
+			Loads: []Load{
+				tcp("bulk", 1, cs1), tcp("best effort", 1, bestEffort), tcp("video", 1, af41), tcp("voice", 1, ef),
+				back(tcp("bulk back", 1, cs1)), back(tcp("best effort back", 1, bestEffort)),
+				back(tcp("video back", 1, af41)), back(tcp("voice back", 1, ef)),
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), totalBack(), share("bulk"), share("best effort"), share("video"), share("voice"),
+				share("best effort back")}, pingTimes, windows),
+		},
+		{
+			Name:     "tcp500",
+			About:    "500 TCP flows, a ping beside them",
+			Loads:    []Load{tcp("tcp", 500, bestEffort), ping},
+			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp"), resent("tcp")}, pingTimes, windows),
+		},
+		forward("forward8", "8 TCP flows through a router that shapes, without ECN", false),
+		forward("forward8ecn", "the same with ECN", true),
+		{
+			Name:        "forwardudp",
+			About:       "a router that shapes: 4 TCP flows beside one UDP sender that wants twice the bandwidth",
+			ShapersOnly: true,
+			Network:     Routed,
+			Loads: []Load{
+				tcp("tcp", 4, bestEffort),
+				{Name: "udp", UDP: &UDPLoad{Flows: 1, DSCP: af11, FrameBytes: fullFrame, TimesBandwidth: 2}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp"), loss("udp"), roundTrip("tcp")}, pingTimes, windows),
+		},
+		{
+			Name:     "bbr8",
+			About:    "8 TCP flows with BBR",
+			Loads:    []Load{{Name: "bbr", TCP: &traffic.TCPConfig{Flows: 8, Congestion: "bbr"}}, ping},
+			Measures: slices.Concat([]Measure{goodput("bbr"), jain("bbr"), resent("bbr"), roundTrip("bbr")}, pingTimes, windows),
+		},
+		{
+			Name:        "cubicbbr",
+			About:       "4 TCP flows with CUBIC and 4 with BBR, through a router that shapes",
+			ShapersOnly: true,
+			Network:     Routed,
+			Loads: []Load{
+				{Name: "cubic", TCP: &traffic.TCPConfig{Flows: 4, Congestion: "cubic"}},
+				{Name: "bbr", TCP: &traffic.TCPConfig{Flows: 4, Congestion: "bbr", DSCP: af11}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), timesFair("bbr", "cubic"), jain("cubic", "bbr"), roundTrip("cubic"), roundTrip("bbr")}, pingTimes, windows),
+		},
+		gso("gso", Veth, windows...),
+		gso("gso-nic", Virtio, byteQueueLimit()),
 		cost(),
 	}
 }
 
 func tcp(name string, flows int, dscp uint8) Load {
 	return Load{Name: name, TCP: &traffic.TCPConfig{Flows: flows, DSCP: dscp}}
+}
+
+// back turns a load round.
+func back(l Load) Load {
+	l.Back = true
+	return l
+}
+
+// forward is bulk TCP through a router, which has no socket to hold back.
+func forward(name, about string, ecn bool) Experiment {
+	return Experiment{
+		Name:        name,
+		About:       about,
+		ShapersOnly: true,
+		Network:     Routed,
+		ECN:         ecn,
+		Loads:       []Load{tcp("tcp", 8, bestEffort), {Name: "ping", Ping: &traffic.PingConfig{Interval: pingInterval}}},
+		Measures: []Measure{goodput("tcp"), jain("tcp"), resent("tcp"), marked("tcp"), roundTrip("tcp"),
+			pingTime("ping", 0.5), pingTime("ping", 0.99), pingTime("ping", 1), window(10*time.Millisecond, maximum), window(100*time.Millisecond, maximum)},
+	}
+}
+
+// gso compares super-packets that are split or capped with those that are not.
+func gso(name string, network Network, measures ...Measure) Experiment {
+	e := Experiment{
+		Name:  name,
+		About: "a ping beside 4 TCP uploads, super-packets split or capped and not",
+		Published: "CAKE, 2018, at 1 Gbit/s: ping 0.80 ms with super-packets split, 1.64 ms not split, " +
+			"3.32 ms with pfifo_fast, which gave one flow three times what the others had",
+		Peers:   []string{"pfifo_fast", "cake-nosplit", "cake", "cakectl-uncapped", "cakectl"},
+		Rates:   []rates.Rate{200e6},
+		Network: network,
+		Loads:   []Load{tcp("tcp", 4, bestEffort), {Name: "ping", Ping: &traffic.PingConfig{Interval: pingInterval}}},
+		Measures: slices.Concat([]Measure{total(), jain("tcp"), spread("tcp"),
+			pingTime("ping", 0.5), pingTime("ping", 0.99), pingTime("ping", 1)}, measures),
+	}
+	if network == Virtio {
+		e.Queues = []int{virtioQueues}
+		e.Rates = []rates.Rate{100e6} // the emulated NIC carries three times that
+		e.About += ", on a NIC with a real driver and byte-queue limits"
+	}
+	return e
 }
 
 // Lookup finds an experiment by its name.

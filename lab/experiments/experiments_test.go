@@ -8,8 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +21,7 @@ import (
 
 	"github.com/cakectl/cakectl/lab/meter"
 	"github.com/cakectl/cakectl/lab/shaper"
+	"github.com/cakectl/cakectl/lab/topo"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -28,8 +33,10 @@ func TestAllAreSound(t *testing.T) {
 			t.Errorf("two experiments are called %s", e.Name)
 		}
 		names[e.Name] = true
-		if len(e.Loads) > meter.Classes {
-			t.Errorf("%s: %d loads, the meter tells %d apart", e.Name, len(e.Loads), meter.Classes)
+		for _, back := range []bool{false, true} {
+			if n := len(oneWay(e.Loads, back)); n > meter.Classes {
+				t.Errorf("%s: %d loads go one way, the meter tells %d apart", e.Name, n, meter.Classes)
+			}
 		}
 		loads := map[string]bool{}
 		for _, l := range e.Loads {
@@ -67,11 +74,14 @@ func TestAllAreSound(t *testing.T) {
 // to matter.
 func TestClassesAreApart(t *testing.T) {
 	for _, e := range All() {
-		classes := classifier(e.Loads)
-		for i, a := range e.Loads {
-			for _, b := range e.Loads[:i] {
-				if a.Ping == nil && b.Ping == nil && classes[a.dscp()] == classes[b.dscp()] {
-					t.Errorf("%s: loads %s and %s are one class", e.Name, a.Name, b.Name)
+		for _, back := range []bool{false, true} {
+			loads := oneWay(e.Loads, back)
+			classes := classifier(loads)
+			for i, a := range loads {
+				for _, b := range loads[:i] {
+					if a.Ping == nil && b.Ping == nil && classes[a.dscp()] == classes[b.dscp()] {
+						t.Errorf("%s: loads %s and %s are one class", e.Name, a.Name, b.Name)
+					}
 				}
 			}
 		}
@@ -85,9 +95,9 @@ func TestTable(t *testing.T) {
 			values[m.Name] = 1
 		}
 		values["goodput"] = goodput
-		return Row{Experiment: "bulk", Peer: peer, Rate: 40e6, Queues: 8, Repeat: repeat, Values: values, Idle: idle}
+		return Row{Run: Run{Experiment: "bulk", Peer: peer, Rate: 40e6, Queues: 8, Repeat: repeat}, Values: values, Idle: idle}
 	}
-	broken := Row{Experiment: "bulk", Peer: "none", Rate: 40e6, Queues: 8, Error: "one\ntwo"}
+	broken := Row{Run: Run{Experiment: "bulk", Peer: "none", Rate: 40e6, Queues: 8}, Error: "one\ntwo"}
 	var text strings.Builder
 	if err := Table(&text, []Row{row("cake", 0, 99, 50), row("htb", 0, 1234.6, 3), broken, row("cake", 1, 97, 60), row("cake", 2, 98.126, 70)}); err != nil {
 		t.Fatal(err)
@@ -145,8 +155,8 @@ func run(t *testing.T, p Plan) []Row {
 	if err := p.Run(t.Context(), func(r Row) { rows = append(rows, r) }); err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != p.Runs() {
-		t.Errorf("%d rows, want %d", len(rows), p.Runs())
+	if len(rows) != len(p.Runs()) {
+		t.Errorf("%d rows, want %d", len(rows), len(p.Runs()))
 	}
 	if diff := cmp.Diff(before, namespaces(t)); diff != "" {
 		t.Errorf("network namespaces are left (-before +after):\n%s", diff)
@@ -157,7 +167,7 @@ func run(t *testing.T, p Plan) []Row {
 // Peers of this test are those that every kernel has.
 func TestRunMeasures(t *testing.T) {
 	for _, row := range run(t, Plan{
-		Experiments: []string{"tcp1", "step", "burst"}, Peers: []string{"none", "htb"},
+		Experiments: []string{"tcp1", "step", "burst", "uneven", "rrul", "forward8ecn"}, Peers: []string{"none", "htb"},
 		Rates: rateList(40e6), Queues: []int{4}, Repeat: 1,
 		Duration: time.Second, Warmup: 100 * time.Millisecond, Details: true,
 	}) {
@@ -176,7 +186,7 @@ func TestRunMeasures(t *testing.T) {
 		if _, ok := row.Delays["ping"]; !ok {
 			t.Errorf("%s with %s has no delays of the ping", row.Experiment, row.Peer)
 		}
-		if row.Peer == "none" && row.Experiment != "tcp1" {
+		if row.Peer == "none" && row.Experiment != "tcp1" && row.Experiment != "uneven" {
 			t.Errorf("%s was run without a shaper", row.Experiment)
 		}
 	}
@@ -193,6 +203,48 @@ func TestRunBroken(t *testing.T) {
 	}
 	if rows[1].Error != "" {
 		t.Errorf("the run after a broken one: %s", rows[1].Error)
+	}
+}
+
+// A load that dies under way breaks the run.
+func TestRunBrokenByIperf(t *testing.T) {
+	receiver := fmt.Sprintf("lab%d-rx", os.Getpid())
+	ctx, cancel := context.WithCancel(t.Context())
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		for ctx.Err() == nil {
+			out, _ := exec.Command("ip", "netns", "pids", receiver).Output() // fails before there is one
+			for _, pid := range strings.Fields(string(out)) {
+				if n, err := strconv.Atoi(pid); err == nil && n != os.Getpid() && carries(receiver) {
+					_ = syscall.Kill(n, syscall.SIGKILL)
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	rows := run(t, Plan{
+		Experiments: []string{"iperf32"}, Peers: []string{"none"}, Rates: rateList(40e6), Queues: []int{4}, Repeat: 1,
+		Duration: 3 * time.Second,
+	})
+	cancel()
+	killer.Wait()
+	if !strings.Contains(rows[0].Error, "iperf3") || rows[0].Values != nil {
+		t.Errorf("iperf3 was killed: %+v, want an error that names it and no values", rows[0])
+	}
+}
+
+// carries tells whether the device of a namespace has received more than the set-up of connections.
+func carries(namespace string) bool {
+	out, err := exec.Command("ip", "netns", "exec", namespace, "cat", "/sys/class/net/"+topo.ReceiverDevice+"/statistics/rx_bytes").Output()
+	n, _ := strconv.Atoi(strings.TrimSpace(string(out)))
+	return err == nil && n > 1<<20
+}
+
+// A load that is there and carries nothing is no zero.
+func TestNothingArrived(t *testing.T) {
+	o := outcome{loads: []Load{tcp("tcp", 1, bestEffort)}, series: &meter.Series{}, end: time.Second}
+	if err := o.check(); err == nil || !strings.Contains(err.Error(), "tcp: nothing arrived") {
+		t.Errorf("check = %v", err)
 	}
 }
 
@@ -232,7 +284,7 @@ func TestVMPeers(t *testing.T) {
 		Duration: time.Second, Warmup: 100 * time.Millisecond,
 	}
 	for _, peer := range shaper.Peers() {
-		if peer.Name != "cakectl" && peer.Name != "cake_mq" { // not in this image; not in every kernel
+		if !strings.HasPrefix(peer.Name, "cakectl") && peer.Name != "cake_mq" { // not in this image; not in every kernel
 			p.Peers = append(p.Peers, peer.Name)
 		}
 	}

@@ -33,18 +33,41 @@ type outcome struct {
 	// begin and end are the measured time, after the warm-up.
 	begin, end time.Duration
 	acted      []time.Duration // when each action was done
-	series     *meter.Series
+	// series is what arrived at the receiver, seriesBack at the sender.
+	series, seriesBack *meter.Series
 	// flows is what each flow delivered from begin to end: bytes of payload of TCP, packets of UDP.
 	flows map[string]flowCounts
+	tcp   map[string]traffic.TCPSignals
 	udp   map[string]traffic.UDPResult
 	iperf map[string]traffic.IperfResult
 	ping  map[string]traffic.PingResult
 	cost  costs
+	// byteQueueLimits are those of the NIC's transmit queues at the end.
+	byteQueueLimits []uint64
 }
 
-// class is the meter's class of a load.
-func (o *outcome) class(load string) int {
-	return int(classOf(slices.IndexFunc(o.loads, func(l Load) bool { return l.Name == load })))
+// arrived is where a load was counted, and its class there.
+func (o *outcome) arrived(load string) (*meter.Series, int) {
+	named := func(l Load) bool { return l.Name == load }
+	if i := slices.IndexFunc(oneWay(o.loads, true), named); i >= 0 {
+		return o.seriesBack, int(classOf(i))
+	}
+	return o.series, int(classOf(slices.IndexFunc(oneWay(o.loads, false), named)))
+}
+
+// check refuses an outcome in which a load carried nothing: whatever the numbers would be, the load
+// was not there.
+func (o *outcome) check() error {
+	for _, load := range o.loads {
+		if load.Ping != nil {
+			continue
+		}
+		series, class := o.arrived(load.Name)
+		if series.Bytes(o.begin, o.end, class) == 0 {
+			return fmt.Errorf("load %s: nothing arrived in the measured time", load.Name)
+		}
+	}
+	return nil
 }
 
 type flowCounts []uint64
@@ -84,9 +107,66 @@ func goodput(load string) Measure {
 
 // jain is Jain's fairness index over the flows of a load: 1 when all get the same, 1/n when one gets
 // everything.
-func jain(load string) Measure {
+func jain(loads ...string) Measure {
 	return Measure{"Jain", "", func(o *outcome) (float64, error) {
-		return stats.Jain(o.flows[load]), nil
+		var flows flowCounts
+		for _, load := range loads {
+			flows = append(flows, o.flows[load]...)
+		}
+		return stats.Jain(flows), nil
+	}}
+}
+
+// timesFair is what the flows of a load got on average, as a multiple of an equal share of what so many
+// flows got together.
+func timesFair(load string, others ...string) Measure {
+	return Measure{load, "x fair", func(o *outcome) (float64, error) {
+		own := o.flows[load]
+		total, flows := own.total(), len(own)
+		for _, other := range others {
+			total += o.flows[other].total()
+			flows += len(o.flows[other])
+		}
+		return own.total() / float64(len(own)) / (total / float64(flows)), nil
+	}}
+}
+
+// totalBack is what arrives at the sender, as a share of the bandwidth.
+func totalBack() Measure {
+	return Measure{"total back", "%", func(o *outcome) (float64, error) {
+		return 100 * o.seriesBack.Rate(o.begin, o.end) / o.bandwidth, nil
+	}}
+}
+
+// marked is how many segments of a TCP load arrived with a mark of congestion, resent how many were
+// sent again, since the start.
+func marked(load string) Measure {
+	return Measure{load + " marked", "", func(o *outcome) (float64, error) {
+		return float64(o.tcp[load].Marked), nil
+	}}
+}
+
+func resent(load string) Measure {
+	return Measure{load + " resent", "", func(o *outcome) (float64, error) {
+		return float64(o.tcp[load].Retransmits), nil
+	}}
+}
+
+// roundTrip is the median of the round-trip times that the flows of a TCP load see at the end: the
+// delay of those who fill the queue.
+func roundTrip(load string) Measure {
+	return Measure{load + " RTT", "ms", func(o *outcome) (float64, error) {
+		return milliseconds(stats.Quantile(o.tcp[load].RTTs, 0.5)), nil
+	}}
+}
+
+// byteQueueLimit is the highest of the NIC's transmit queues, which is how much the driver may hold.
+func byteQueueLimit() Measure {
+	return Measure{"BQL", "KB", func(o *outcome) (float64, error) {
+		if len(o.byteQueueLimits) == 0 {
+			return 0, fmt.Errorf("the NIC has no byte-queue limits")
+		}
+		return float64(slices.Max(o.byteQueueLimits)) / 1000, nil
 	}}
 }
 
@@ -124,7 +204,8 @@ func retransmits(load string) Measure {
 // share is what arrives of a load, in frames, as a share of the bandwidth.
 func share(load string) Measure {
 	return Measure{load, "%", func(o *outcome) (float64, error) {
-		return 100 * o.series.Rate(o.begin, o.end, o.class(load)) / o.bandwidth, nil
+		series, class := o.arrived(load)
+		return 100 * series.Rate(o.begin, o.end, class) / o.bandwidth, nil
 	}}
 }
 

@@ -43,11 +43,7 @@ type Plan struct {
 
 // Row is the result of one run.
 type Row struct {
-	Experiment string     `json:"experiment"`
-	Peer       string     `json:"peer"`
-	Rate       rates.Rate `json:"rate_bits_per_second"`
-	Queues     int        `json:"queues"`
-	Repeat     int        `json:"repeat"`
+	Run
 	// Values are the measures by name.
 	Values map[string]float64 `json:"values,omitempty"`
 	// Idle is the share of the measured time in which the CPUs had nothing to do, in percent: where
@@ -70,8 +66,9 @@ type Row struct {
 // rateInterval is the interval of Row.Rates.
 const rateInterval = 50 * time.Millisecond
 
-// settle is added to each run's length for setting up, draining and taking down.
-const settle = 20 * time.Second
+// settle is added to each run's length for setting up, draining and taking down, which a busy host can
+// make slow where the guest's clock follows its own.
+const settle = time.Minute
 
 // Check looks every name up and says which is wrong.
 func (p Plan) Check() error {
@@ -91,11 +88,21 @@ func (p Plan) Check() error {
 	return nil
 }
 
-// Runs is how many rows the plan makes.
-func (p Plan) Runs() int {
-	runs := 0
+// Runs lists the runs that the plan makes, in their order.
+func (p Plan) Runs() []Run {
+	var runs []Run
 	for _, name := range p.Experiments {
-		runs += len(p.peers(name)) * len(p.rates(name)) * len(p.Queues) * p.Repeat
+		for _, rate := range p.rates(name) {
+			for _, queues := range p.queues(name) {
+				for repeat := range p.Repeat {
+					peers := p.peers(name)
+					for i := range peers {
+						// Each repetition begins with another peer: none is always the one after a boot.
+						runs = append(runs, Run{Experiment: name, Peer: peers[(i+repeat)%len(peers)], Rate: rate, Queues: queues, Repeat: repeat})
+					}
+				}
+			}
+		}
 	}
 	return runs
 }
@@ -103,6 +110,9 @@ func (p Plan) Runs() int {
 // peers are the shapers that an experiment is for.
 func (p Plan) peers(experiment string) []string {
 	e, err := Lookup(experiment)
+	if len(e.Peers) > 0 {
+		return e.Peers
+	}
 	return slices.DeleteFunc(slices.Clone(p.Peers), func(name string) bool {
 		peer, unknown := shaper.Lookup(name)
 		return err != nil || unknown != nil || e.ShapersOnly && !peer.Shapes
@@ -117,34 +127,31 @@ func (p Plan) rates(experiment string) []rates.Rate {
 	return p.Rates
 }
 
+// queues are the numbers of transmit queues that an experiment is run with.
+func (p Plan) queues(experiment string) []int {
+	if e, err := Lookup(experiment); err == nil && len(e.Queues) > 0 {
+		return e.Queues
+	}
+	return p.Queues
+}
+
 // Run runs everything and hands each result to emit as soon as it is there.
 func (p Plan) Run(ctx context.Context, emit func(Row)) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	for _, name := range p.Experiments {
-		experiment, err := Lookup(name)
+	for _, run := range p.Runs() {
+		experiment, err := Lookup(run.Experiment)
 		if err != nil {
 			return err
 		}
-		for _, rate := range p.rates(name) {
-			for _, queues := range p.Queues {
-				for repeat := range p.Repeat {
-					peers := p.peers(name)
-					for i := range peers {
-						// Each repetition begins with another peer: none is always the one after a boot.
-						peer := peers[(i+repeat)%len(peers)]
-						row := Row{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat}
-						if err := p.runOne(ctx, experiment, &row); err != nil {
-							row = Row{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat, Error: err.Error()}
-						}
-						emit(row)
-						if ctx.Err() != nil {
-							return ctx.Err()
-						}
-					}
-				}
-			}
+		row := Row{Run: run}
+		if err := p.runOne(ctx, experiment, &row); err != nil {
+			row = Row{Run: run, Error: err.Error()}
+		}
+		emit(row)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
 	return nil
@@ -162,36 +169,16 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 	if e.Cost != nil {
 		return p.runCost(ctx, e, prefix, row)
 	}
-	pair, err := topo.NewPair(prefix, row.Queues)
+	pair, err := e.Network.make(prefix, row.Queues)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pair.Close()) }()
-	stateDir, err := os.MkdirTemp("", prefix+"-")
-	if err != nil {
+	t := &trial{plan: p, experiment: e, row: row, pair: pair}
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err := t.prepare(ctx, peer, prefix); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(stateDir)) }()
-	shaped, err := peer.Attach(ctx, shaper.Target{Port: pair.Up, Rate: row.Rate, Diffserv: p.Diffserv, Cakectl: p.Cakectl, StateDir: stateDir})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, shaped.Close()) }()
-	var m *meter.Meter
-	err = pair.Receiver.Do(func() error {
-		device, err := netlink.LinkByName(topo.ReceiverDevice)
-		if err != nil {
-			return err
-		}
-		m, err = meter.Attach(device, classifier(e.Loads))
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, pair.Receiver.Do(m.Close)) }()
-
-	t := &trial{plan: p, experiment: e, row: row, pair: pair, shaped: shaped, meter: m}
 	o, err := t.run(ctx)
 	if err != nil {
 		return err
@@ -215,10 +202,16 @@ func (r *Row) measure(e Experiment, o *outcome) error {
 	return nil
 }
 
-// classOf is the meter's class of the load with an index.
+// oneWay are the loads that go to the sender, or those that go to the receiver.
+func oneWay(loads []Load, back bool) []Load {
+	return slices.DeleteFunc(slices.Clone(loads), func(l Load) bool { return l.Back != back })
+}
+
+// classOf is the meter's class of the load with an index among those that go the same way.
 func classOf(load int) uint8 { return uint8(min(load, meter.Classes-1)) }
 
-// classifier gives each load the class of its index; loads with equal DSCPs share the first one's.
+// classifier gives each load, of those that go one way, the class of its index; loads with equal DSCPs
+// share the first one's.
 func classifier(loads []Load) meter.Classifier {
 	var classes meter.Classifier
 	for i, load := range slices.Backward(loads) {
@@ -246,8 +239,12 @@ type trial struct {
 	experiment Experiment
 	row        *Row
 	pair       *topo.Pair
-	shaped     shaper.Shaped
-	meter      *meter.Meter
+	// shaped are the ports that are shaped: that to the receiver, and that to the sender if the
+	// experiment shapes both.
+	shaped []shaper.Shaped
+	// meter counts at the receiver, meterBack at the sender if there is something to count.
+	meter, meterBack *meter.Meter
+	closers          []func() error
 
 	tcp   map[string]*traffic.TCP
 	udp   map[string]*traffic.UDP
@@ -256,15 +253,86 @@ type trial struct {
 	acted []time.Duration
 }
 
+// prepare puts shapers and meters on the network.
+func (t *trial) prepare(ctx context.Context, peer shaper.Peer, prefix string) error {
+	ports := []topo.Port{t.pair.Up}
+	if t.experiment.BothWays {
+		ports = append(ports, t.pair.Down)
+	}
+	for _, port := range ports {
+		stateDir, err := os.MkdirTemp("", prefix+"-")
+		if err != nil {
+			return err
+		}
+		t.closers = append(t.closers, func() error { return os.RemoveAll(stateDir) })
+		shaped, err := peer.Attach(ctx, shaper.Target{
+			Port: port, Rate: t.row.Rate, Diffserv: t.plan.Diffserv, Framing: t.experiment.Framing,
+			Cakectl: t.plan.Cakectl, StateDir: stateDir,
+		})
+		if err != nil {
+			return err
+		}
+		t.closers = append(t.closers, shaped.Close)
+		t.shaped = append(t.shaped, shaped)
+	}
+	if t.experiment.Steered {
+		if err := t.pair.Up.SteerByMark(); err != nil {
+			return err
+		}
+	}
+	if t.experiment.ECN {
+		for _, end := range []*topo.Namespace{t.pair.Sender, t.pair.Receiver} {
+			err := end.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_ecn", []byte("1"), 0) })
+			if err != nil {
+				return fmt.Errorf("switch ECN on: %w", err)
+			}
+		}
+	}
+	var err error
+	if t.meter, err = t.attachMeter(t.pair.Receiver, topo.ReceiverDevice, false); err != nil {
+		return err
+	}
+	if len(oneWay(t.experiment.Loads, true)) > 0 {
+		t.meterBack, err = t.attachMeter(t.pair.Sender, topo.SenderDevice, true)
+	}
+	return err
+}
+
+// attachMeter counts the loads that go one way, where they arrive.
+func (t *trial) attachMeter(end *topo.Namespace, name string, back bool) (m *meter.Meter, err error) {
+	err = end.Do(func() error {
+		device, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("find %s: %w", name, err)
+		}
+		m, err = meter.Attach(device, classifier(oneWay(t.experiment.Loads, back)))
+		return err
+	})
+	if err == nil {
+		t.closers = append(t.closers, func() error { return end.Do(m.Close) })
+	}
+	return m, err
+}
+
+// close takes away what prepare put there.
+func (t *trial) close() error {
+	var errs []error
+	for _, f := range slices.Backward(t.closers) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
 // run applies loads and actions, and returns what came of them.
 func (t *trial) run(ctx context.Context) (*outcome, error) {
 	t.tcp, t.udp = map[string]*traffic.TCP{}, map[string]*traffic.UDP{}
 	t.iperf, t.ping = map[string]*traffic.Iperf{}, map[string]*traffic.Ping{}
 	o := &outcome{
-		bandwidth: float64(t.row.Rate),
+		bandwidth: float64(t.row.Rate) * t.experiment.Framing.Share(fullFrame),
 		loads:     t.experiment.Loads,
 		start:     meter.Now(),
 		flows:     map[string]flowCounts{},
+		tcp:       map[string]traffic.TCPSignals{},
 		udp:       map[string]traffic.UDPResult{},
 		iperf:     map[string]traffic.IperfResult{},
 		ping:      map[string]traffic.PingResult{},
@@ -275,8 +343,15 @@ func (t *trial) run(ctx context.Context) (*outcome, error) {
 		return nil, err
 	}
 	o.acted = t.acted
-	o.series, err = t.meter.Read()
-	if err != nil {
+	if o.series, err = t.meter.Read(); err != nil {
+		return nil, err
+	}
+	if t.meterBack != nil {
+		if o.seriesBack, err = t.meterBack.Read(); err != nil {
+			return nil, err
+		}
+	}
+	if err := o.check(); err != nil {
 		return nil, err
 	}
 	t.describe(o)
@@ -321,23 +396,42 @@ func (t *trial) apply(ctx context.Context, o *outcome) error {
 	for name, counts := range after {
 		o.flows[name] = counts.minus(before[name])
 	}
-	if t.plan.Details {
-		t.row.Details, err = t.shaped.Details(ctx)
+	for name, tcp := range t.tcp {
+		if o.tcp[name], err = tcp.Signals(); err != nil {
+			return named(name, err)
+		}
 	}
-	return err
+	if t.experiment.Network == Virtio {
+		if o.byteQueueLimits, err = t.pair.Up.ByteQueueLimits(); err != nil {
+			return err
+		}
+	}
+	if t.plan.Details {
+		for _, shaped := range t.shaped {
+			details, err := shaped.Details(ctx)
+			if err != nil {
+				return err
+			}
+			t.row.Details += details
+		}
+	}
+	return nil
 }
 
 // start starts the load with an index.
 func (t *trial) start(ctx context.Context, index int) (err error) {
 	load, pair := t.experiment.Loads[index], t.pair
-	address := pair.ReceiverAddresses[0]
+	from, to, address := pair.Sender, pair.Receiver, pair.ReceiverAddresses[0]
+	if load.Back {
+		from, to, address = pair.Receiver, pair.Sender, topo.SenderAddress
+	}
 	switch {
 	case load.TCP != nil:
-		t.tcp[load.Name], err = traffic.StartTCP(ctx, pair.Sender, pair.Receiver, address, *load.TCP)
+		t.tcp[load.Name], err = traffic.StartTCP(ctx, from, to, address, *load.TCP)
 	case load.UDP != nil:
-		t.udp[load.Name], err = traffic.StartUDP(ctx, pair.Sender, pair.Receiver, address, load.UDP.config(float64(t.row.Rate)))
+		t.udp[load.Name], err = traffic.StartUDP(ctx, from, to, address, load.UDP.config(float64(t.row.Rate)))
 	case load.Iperf != nil:
-		t.iperf[load.Name], err = traffic.StartIperf(ctx, pair.Sender.Name, pair.Receiver.Name, address,
+		t.iperf[load.Name], err = traffic.StartIperf(ctx, from.Name, to.Name, address,
 			traffic.IperfConfig{Flows: load.Iperf.Flows, Duration: t.plan.Duration, Omit: t.plan.Warmup})
 	case load.Ping != nil:
 		t.ping[load.Name], err = traffic.StartPing(ctx, pair.Sender, topo.SenderAddress, pair.ReceiverAddresses, *load.Ping)
@@ -432,14 +526,16 @@ func (t *trial) act(ctx context.Context) error {
 }
 
 func (t *trial) do(ctx context.Context, action Action) error {
-	if action.TimesBandwidth > 0 {
-		if err := t.shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(t.row.Rate))); err != nil {
-			return err
+	for _, shaped := range t.shaped {
+		if action.TimesBandwidth > 0 {
+			if err := shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(t.row.Rate))); err != nil {
+				return err
+			}
 		}
-	}
-	if action.Kill {
-		if err := t.shaped.Kill(); err != nil {
-			return err
+		if action.Kill {
+			if err := shaped.Kill(); err != nil {
+				return err
+			}
 		}
 	}
 	t.acted = append(t.acted, meter.Now())
@@ -449,12 +545,13 @@ func (t *trial) do(ctx context.Context, action Action) error {
 // describe keeps what plots need.
 func (t *trial) describe(o *outcome) {
 	t.row.Flows, t.row.Rates, t.row.Delays = map[string][]uint64{}, map[string][]float64{}, map[string][]float64{}
-	for i, load := range t.experiment.Loads {
+	for _, load := range t.experiment.Loads {
 		if counts, ok := o.flows[load.Name]; ok {
 			t.row.Flows[load.Name] = counts
 		}
 		if load.Ping == nil {
-			t.row.Rates[load.Name] = o.series.Rates(o.start, o.end, rateInterval, int(classOf(i)))
+			series, class := o.arrived(load.Name)
+			t.row.Rates[load.Name] = series.Rates(o.start, o.end, rateInterval, class)
 		}
 		delays := o.ping[load.Name].RTTs
 		if load.UDP != nil {
