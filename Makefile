@@ -69,7 +69,7 @@ test-vm: $(VM_LANES:%=test-vm-%) test-steady test-lab test-virtio ## tests of re
 
 .PHONY: $(VM_LANES:%=test-vm-%)
 $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
-	$(GO) run ./internal/vm/run -lane $* -smp 2 -timeout 15m $(VM_PACKAGES:%=-test %) -run '^(TestVM|TestLoad|TestQueueIsForeseen|TestDetachLeaves|TestAdopt)'
+	$(GO) run ./internal/vm/run -lane $* -smp 2 -timeout 15m $(VM_PACKAGES:%=-test %) -run '^(TestVM|TestLoad|TestQueueIsForeseen|TestDetachLeaves|TestAdopt|TestFramedAsOnTheWire)'
 
 .PHONY: test-steady
 test-steady: setup-run ## 30 s of steady load without a wake-up of the daemon, in QEMU

@@ -32,6 +32,27 @@ func Here(t testing.TB) Namespace {
 	return Namespace{handle}
 }
 
+// New makes a network namespace that ends with the test.
+func New(t testing.TB) Namespace {
+	t.Helper()
+	var own netns.NsHandle
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread ends with the goroutine
+		var err error
+		own, err = netns.New()
+		made <- err
+	}()
+	must(t, "make a network namespace", <-made)
+	t.Cleanup(func() { own.Close() })
+	namespace := Namespace{own}
+	must(t, "keep the namespace quiet", namespace.Do(func() error { quiet(t); return nil }))
+	return namespace
+}
+
+// Take moves a device into the namespace, where it is down.
+func (n Namespace) Take(link netlink.Link) error { return netlink.LinkSetNsFd(link, int(n.handle)) }
+
 // Do calls f in the namespace, on a thread that is used for nothing else.
 func (n Namespace) Do(f func() error) error {
 	result := make(chan error)

@@ -20,7 +20,7 @@ var wantedModules = []string{
 	// Transport to the host, and the NIC of the virtio variant.
 	"virtio_pci", "virtio_console", "virtio_net",
 	// Devices that tests and experiments make.
-	"veth", "ifb", "dummy", "tun", "8021q", "pktgen",
+	"veth", "ifb", "dummy", "tun", "8021q", "vxlan", "geneve", "pktgen",
 	// Queueing disciplines: ours, the peers' and the usual defaults.
 	"sch_fq", "sch_fq_codel", "sch_cake", "sch_htb", "sch_tbf", "sch_netem",
 	"sch_mqprio", "sch_prio", "sch_sfq", "sch_ingress",
