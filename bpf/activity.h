@@ -5,7 +5,7 @@
 
 #include <linux/time.h>
 
-#include "maps.h"
+#include "flow.h"
 
 /* A flow count rounded down to the steps that are worth telling: each up to 16, then eighths of a
  * power of two. A share computed for a step is off by at most an eighth.
@@ -42,37 +42,36 @@ static __always_inline void event_send(struct device_state *state, enum event_ki
 struct sweep {
 	struct device_state *state;
 	__u64 now;
-	__u64 epoch_ns;
+	__u64 hold_ns;
 };
 
-/* A shard whose last packet left two epochs ago is idle. */
+/* A shard whose last packet left long ago is idle: no flow of it counts any more. */
 static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep *sweep)
 {
-	__u32 tin = *key % MAX_TINS;
-	__u32 flows;
-
 	if (!shard->active ||
-	    (__s64)(sweep->now - shard->busy_until_ns) < (__s64)(2 * sweep->epoch_ns))
+	    (__s64)(sweep->now - shard->busy_until_ns) < (__s64)(2 * sweep->hold_ns))
 		return 0;
-	flows = shard->flows;
-	__sync_fetch_and_add(&shard->flows, -flows);
-	__sync_fetch_and_add(&sweep->state->tins[bounded(tin, MAX_TINS)].flows, -flows);
-	__sync_fetch_and_add(&sweep->state->flows, -flows);
+	shard_roll(sweep->state, shard, *key);
 	shard->flows_reported = 0;
 	shard->active = 0;
 	__sync_fetch_and_add(&sweep->state->active_shards, -1);
-	event_send(sweep->state, EVENT_IDLE, *key / MAX_TINS, tin, 0, sweep->now);
+	event_send(sweep->state, EVENT_IDLE, *key / MAX_TINS, *key % MAX_TINS, 0, sweep->now);
 	return 0;
 }
 
 static __always_inline void sweep_shards(struct device_state *state, __u64 now, __u64 epoch_ns)
 {
-	struct sweep sweep = {.state = state, .now = now, .epoch_ns = epoch_ns};
+	struct sweep sweep = {
+	    .state = state,
+	    .now = now,
+	    .hold_ns = FLOW_HOLD_EPOCHS * epoch_ns,
+	};
 
+	epoch_roll(state, now, epoch_ns);
 	bpf_for_each_map_elem(&shards, sweep_shard, &sweep, 0);
 }
 
-/* Runs once an epoch while anything is active, then stops: the next packet starts it again. */
+/* Runs now and then while anything is active, then stops: the next packet starts it again. */
 static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
 {
 	__u32 zero = 0;
@@ -88,11 +87,11 @@ static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
 	/* Stop first, look after: a shard that turned active in between starts it again. */
 	__sync_lock_test_and_set(&state->sweeping, 0);
 	if (state->active_shards && !__sync_lock_test_and_set(&state->sweeping, 1))
-		bpf_timer_start(&sweeper->timer, cfg->epoch_ns, 0);
+		bpf_timer_start(&sweeper->timer, FLOW_HOLD_EPOCHS * cfg->epoch_ns, 0);
 	return 0;
 }
 
-static __always_inline void sweep_start(struct device_state *state, __u64 epoch_ns)
+static __always_inline void sweep_start(struct device_state *state, __u64 hold_ns)
 {
 	__u32 zero = 0;
 	struct sweeper *sweeper;
@@ -105,7 +104,7 @@ static __always_inline void sweep_start(struct device_state *state, __u64 epoch_
 	/* Refused once it is initialised, which is as good. */
 	bpf_timer_init(&sweeper->timer, &sweeper_map, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&sweeper->timer, sweep_run);
-	bpf_timer_start(&sweeper->timer, epoch_ns, 0);
+	bpf_timer_start(&sweeper->timer, hold_ns, 0);
 }
 
 /* Notes a packet of (queue, tin) and tells the controller when the shard turned active or its flow
@@ -113,9 +112,9 @@ static __always_inline void sweep_start(struct device_state *state, __u64 epoch_
  */
 static __always_inline void activity_note(struct device_state *state, struct shard *shard,
 					  __u32 queue, __u32 tin, __u64 now, __u64 departure,
-					  __u64 epoch_ns)
+					  __u64 hold_ns)
 {
-	__u32 step = flow_step(shard->flows);
+	__u32 step = flow_step(flows_of(shard->flows));
 
 	if (departure > shard->busy_until_ns)
 		shard->busy_until_ns = departure;
@@ -124,13 +123,13 @@ static __always_inline void activity_note(struct device_state *state, struct sha
 			return;
 		__sync_fetch_and_add(&state->active_shards, 1);
 		shard->flows_reported = step;
-		event_send(state, EVENT_ACTIVE, queue, tin, shard->flows, now);
-		sweep_start(state, epoch_ns);
+		event_send(state, EVENT_ACTIVE, queue, tin, flows_of(shard->flows), now);
+		sweep_start(state, hold_ns);
 		return;
 	}
 	if (step != shard->flows_reported) {
 		shard->flows_reported = step;
-		event_send(state, EVENT_FLOWS, queue, tin, shard->flows, now);
+		event_send(state, EVENT_FLOWS, queue, tin, flows_of(shard->flows), now);
 	}
 }
 

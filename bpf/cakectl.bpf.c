@@ -91,12 +91,12 @@ static __always_inline __u64 flow_cost(const struct flow *flow, const struct sha
 				       __u32 bytes)
 {
 	__u32 itself = !flow_is_counted(flow, shard->epoch);
-	__u64 tin_flows = later_ns(tin->flows + itself, 1);
+	__u64 tin_flows = later_ns(flows_of(tin->flows) + itself, 1);
 	__u64 cost;
 
 	if (!cell_rate)
 		return cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * tin_flows;
-	cost = cost_ns(bytes, cell_rate) * later_ns(shard->flows + itself, 1);
+	cost = cost_ns(bytes, cell_rate) * later_ns(flows_of(shard->flows) + itself, 1);
 	if (!cfg->equal_flows)
 		return cost;
 	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
@@ -162,15 +162,13 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	enum queue_decision queue_by;
 	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id(), &queue_by);
 	__u32 cell = queue * MAX_TINS + tin;
-	__u32 set = (queue * tin_count + tin) * flow_sets + (hash & (flow_sets - 1));
 
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	__u64 *cell_rate = bpf_map_lookup_elem(&cells, &cell);
-	struct flow_set *flow_set = bpf_map_lookup_elem(&flows, &set);
 	struct tin_counters *stats = bpf_map_lookup_elem(&tin_stats, &tin);
 	struct queue_counters *queue_stat = bpf_map_lookup_elem(&queue_stats, &queue);
 	/* Misses only when the device grew queues and the maps have not followed yet. */
-	if (!shard || !cell_rate || !flow_set || !stats || !queue_stat)
+	if (!shard || !cell_rate || !stats || !queue_stat)
 		return bypass(BYPASS_NO_STATE);
 
 	struct tin_clock *tin_clock = &state->tins[bounded(tin, MAX_TINS)];
@@ -178,9 +176,13 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 bytes = cfg->framing.in_use ? framed(skb, frame.offset) : skb->wire_len;
 	__u32 packets = skb->gso_segs ?: 1;
 
-	shard_roll(shard, cell, now, cfg->epoch_ns);
-	__u32 way = flow_find(flow_set, set, hash, shard->epoch, now) % FLOW_WAYS;
-	struct flow *flow = &flow_set->ways[bounded(way, FLOW_WAYS)];
+	epoch_roll(state, now, cfg->epoch_ns);
+	shard_roll(state, shard, cell);
+	__u32 slot;
+	struct flow *flow =
+	    flow_find((queue * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
+	if (!flow)
+		return bypass(BYPASS_NO_STATE);
 	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
 
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
@@ -216,9 +218,9 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	bool dropped = fate >= DROPPED_BY_AQM;
 
 	if (backlogged) {
-		shard_count(cell, set * FLOW_WAYS + way, dropped ? now : departure, cfg->epoch_ns);
+		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns);
 		activity_note(state, shard, queue, tin, now, dropped ? now : departure,
-			      cfg->epoch_ns);
+			      FLOW_HOLD_EPOCHS * cfg->epoch_ns);
 	}
 	if (dropped) {
 		enum drop_reason reason = fate == DROPPED_BY_AQM ? DROP_AQM : DROP_HORIZON;

@@ -1,13 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The flows of a (queue, tin), and how many of them are active. */
+/* The flows of a (queue, tin), and how many of them are active.
+ *
+ * A flow is looked up by its hash in two sets of FLOW_WAYS each: with half of the ways taken, one
+ * set in twenty is full, and one pair of sets in some hundred.
+ *
+ * Flows are counted by epochs. A flow counts until its last packet has left, and for as long after
+ * that as it has counted before, up to FLOW_HOLD_EPOCHS: one that lasts may pause, and thousands of
+ * short ones a second count not much longer than they are there. A ring says how many flows cease
+ * to count with each epoch to come; a flow that goes on moves to a later one.
+ *
+ * CPUs may come between each other here. All that is added to a count is in its ring too, and taken
+ * out of it once, so whatever one of them makes wrong rights itself within a round of the ring.
+ */
 #ifndef CAKECTL_FLOW_H
 #define CAKECTL_FLOW_H
 
-#include "maps.h"
+#include "clock.h"
+
+/* A count as it is meant: two CPUs can bring it below zero for a moment. */
+static __always_inline __u32 flows_of(__s32 count)
+{
+	return count > 0 ? count : 0;
+}
 
 static __always_inline bool flow_is_counted(const struct flow *flow, __u32 epoch)
 {
-	return (__s32)(flow->counted - epoch) >= 0;
+	return flow->counted - epoch < EPOCHS;
 }
 
 /* Whether the flow could be forgotten without any of its packets leaving earlier for it. */
@@ -16,151 +34,193 @@ static __always_inline bool flow_is_at_rest(const struct flow *flow, __u64 now)
 	return flow->departure_ns <= now && flow->guarantee_ns <= now;
 }
 
-/* The way of hash in its set: its own, else one of a flow at rest that does not count, else one of
- * a flow at rest, else one that it has to share. A way that changes hands starts with clean clocks.
- *
- * Ways are tried from one that the hash picks, so that a flow is usually found at the first.
- */
-__noinline __u32 flow_find_way(__u32 key, __u32 hash, __u32 epoch, __u64 now)
+/* The hash picks the queue by its highest bits, so these numbers come from others. */
+static __always_inline __u32 flow_first_set(__u32 hash)
 {
-	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
-	__u32 tag = hash ?: 1;
-	__u32 first = hash >> 24;
-	__u32 best = 0, way = first;
+	return hash & (flow_sets - 1);
+}
 
-	/* The caller has looked this key up before. */
-	if (!set)
-		return 0;
-	for (__u32 i = 0; i < FLOW_WAYS; i++) {
-		struct flow *flow = &set->ways[bounded(first + i, FLOW_WAYS)];
-		__u32 fitness;
+static __always_inline __u32 flow_second_set(__u32 hash)
+{
+	return hash >> 13 & (flow_sets - 1);
+}
 
-		if (flow->tag == tag)
-			return first + i;
-		fitness = flow_is_at_rest(flow, now) ? 2 - flow_is_counted(flow, epoch) : 0;
-		if (fitness > best) {
-			best = fitness;
-			way = first + i;
+/* Ways are tried from one that the hash picks, so that a flow is usually found at the first. */
+static __always_inline __u32 flow_first_way(__u32 hash)
+{
+	return hash >> 16;
+}
+
+static __always_inline __u32 flow_tag(__u32 hash)
+{
+	return hash ?: 1;
+}
+
+/* The slot (its set's key, times FLOW_WAYS, plus its way) of a hash that has its sets from base on:
+ * its own, else one of a flow at rest that does not count, else one of a flow at rest, else one
+ * that it has to share. A slot that changes hands starts with clean clocks.
+ */
+__noinline __u32 flow_find_slot(__u32 base, __u32 hash, __u32 epoch, __u64 now)
+{
+	__u32 first = (base + flow_first_set(hash)) * FLOW_WAYS + flow_first_way(hash) % FLOW_WAYS;
+	__u32 best = 0, slot = first;
+
+	for (int choice = 0; choice < 2; choice++) {
+		__u32 key = base + (choice ? flow_second_set(hash) : flow_first_set(hash));
+		struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
+
+		/* The caller has looked one of them up before. */
+		if (!set)
+			return first;
+		for (__u32 i = 0; i < FLOW_WAYS; i++) {
+			__u32 way = bounded(flow_first_way(hash) + i, FLOW_WAYS);
+			struct flow *flow = &set->ways[bounded(way, FLOW_WAYS)];
+			__u32 fitness;
+
+			if (flow->tag == flow_tag(hash))
+				return key * FLOW_WAYS + way;
+			fitness = flow_is_at_rest(flow, now) ? 2 - flow_is_counted(flow, epoch) : 0;
+			if (fitness > best) {
+				best = fitness;
+				slot = key * FLOW_WAYS + way;
+			}
 		}
 	}
 	if (!best)
 		return first;
 
-	struct flow *flow = &set->ways[bounded(way, FLOW_WAYS)];
-	flow->tag = tag;
+	__u32 key = slot / FLOW_WAYS;
+	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
+	if (!set)
+		return first;
+	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
+	flow->tag = flow_tag(hash);
 	flow->counted = epoch - 1;
 	flow->guarantee_ns = 0;
 	flow->departure_ns = 0;
 	__builtin_memset(&flow->aqm, 0, sizeof(flow->aqm));
-	return way;
+	return slot;
 }
 
-/* The way of hash in its set. */
-static __always_inline __u32 flow_find(const struct flow_set *set, __u32 key, __u32 hash,
-				       __u32 epoch, __u64 now)
+/* The flow of a hash that has its sets from base on, and its slot. */
+static __always_inline struct flow *flow_find(__u32 base, __u32 hash, __u32 epoch, __u64 now,
+					      __u32 *slot)
 {
-	__u32 likely = hash >> 24;
+	__u32 way = flow_first_way(hash);
+	__u32 key = base + flow_first_set(hash);
+	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
 
-	if (set->ways[bounded(likely, FLOW_WAYS)].tag == (hash ?: 1))
-		return likely;
-	return flow_find_way(key, hash, epoch, now);
+	/* Misses only when the device grew queues and the maps have not followed yet. */
+	if (!set)
+		return NULL;
+	*slot = key * FLOW_WAYS + way % FLOW_WAYS;
+	if (set->ways[bounded(way, FLOW_WAYS)].tag == flow_tag(hash))
+		return &set->ways[bounded(way, FLOW_WAYS)];
+	*slot = flow_find_slot(base, hash, epoch, now);
+	key = *slot / FLOW_WAYS;
+	set = bpf_map_lookup_elem(&flows, &key);
+	if (!set)
+		return NULL;
+	return &set->ways[bounded(*slot, FLOW_WAYS)];
 }
 
-/* Starts a new epoch when the old one is over. Only the CPU whose exchange succeeds does it; a flow
- * that another counts meanwhile may be lost, until its next epoch.
+/* Brings the epoch up to now. Only the CPU whose exchange succeeds does it. In a silence of a whole
+ * round everything ceases to count, so it is as good as any longer one.
  */
-__noinline int shard_start_epoch(__u32 cell, __u64 now, __u64 epoch_ns)
+static __always_inline void epoch_roll(struct device_state *state, __u64 now, __u64 epoch_ns)
+{
+	__u64 start = *(volatile __u64 *)&state->epoch_start_ns;
+	__u64 passed;
+
+	if ((__s64)(now - start) < (__s64)epoch_ns)
+		return;
+	passed = (now - start) / epoch_ns;
+	if (__sync_val_compare_and_swap(&state->epoch_start_ns, start, start + passed * epoch_ns) ==
+	    start)
+		__sync_fetch_and_add(&state->epoch, earlier_ns(passed, EPOCHS));
+}
+
+/* Adds to the count of active flows on every level. */
+static __always_inline void shard_add(struct device_state *state, struct shard *shard, __u32 tin,
+				      __s32 flows)
+{
+	__sync_fetch_and_add(&shard->flows, flows);
+	__sync_fetch_and_add(&state->tins[bounded(tin, MAX_TINS)].flows, flows);
+	__sync_fetch_and_add(&state->flows, flows);
+}
+
+/* Brings a shard to the present epoch. Only the CPU whose exchange succeeds does it. */
+__noinline int shard_start_epoch(__u32 cell)
 {
 	__u32 zero = 0;
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
+	struct shard_ends *ends = bpf_map_lookup_elem(&shard_ends, &cell);
 
 	/* The caller has looked them up before. */
-	if (!state || !shard)
+	if (!state || !shard || !ends)
 		return 0;
 
-	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
-	__u64 start = *(volatile __u64 *)&shard->epoch_start_ns;
-	__u32 epoch = shard->epoch;
+	/* In this order, so that the latter is no earlier. */
+	__u32 before = *(volatile __u32 *)&shard->epoch;
+	__u32 epoch = *(volatile __u32 *)&state->epoch;
+	__s32 ended = 0;
 
-	/* Another CPU was first. */
-	if ((__s64)(now - start) < (__s64)epoch_ns)
+	if (__sync_val_compare_and_swap(&shard->epoch, before, epoch) != before)
 		return 0;
+	for (__u32 i = 0; i < EPOCHS; i++) {
+		__s32 *flows = &ends->flows[bounded(before + i, EPOCHS)];
 
-	__u64 passed = (now - start) / epoch_ns;
-	__u64 next = start + passed * epoch_ns;
-
-	/* After a long silence nothing counts any more, and the epochs may start anew. */
-	if (passed >= EPOCHS_AHEAD) {
-		passed = EPOCHS_AHEAD;
-		next = now;
+		if (i >= epoch - before)
+			break;
+		if (*flows)
+			ended += __sync_lock_test_and_set(flows, 0);
 	}
-	if (__sync_val_compare_and_swap(&shard->epoch_start_ns, start, next) != start)
-		return 0;
-	for (__u32 i = 0; i < EPOCHS_AHEAD; i++) {
-		if (i < passed)
-			shard->flows_of[bounded(epoch + i, EPOCHS_AHEAD)] = 0;
-	}
-	epoch += passed;
-	shard->epoch = epoch;
-
-	__u32 change = shard->flows_of[bounded(epoch, EPOCHS_AHEAD)] - shard->flows;
-	if (change) {
-		__sync_fetch_and_add(&shard->flows, change);
-		__sync_fetch_and_add(&tin->flows, change);
-		__sync_fetch_and_add(&state->flows, change);
-	}
+	if (ended)
+		shard_add(state, shard, cell % MAX_TINS, -ended);
 	return 0;
 }
 
-static __always_inline void shard_roll(const struct shard *shard, __u32 cell, __u64 now,
-				       __u64 epoch_ns)
+static __always_inline void shard_roll(const struct device_state *state, const struct shard *shard,
+				       __u32 cell)
 {
-	if ((__s64)(now - shard->epoch_start_ns) >= (__s64)epoch_ns)
-		shard_start_epoch(cell, now, epoch_ns);
+	if (state->epoch != shard->epoch)
+		shard_start_epoch(cell);
 }
 
-/* Counts a flow in every epoch from this one to the one after that of its departure, as far as
- * there are counters. key: that of its set, times FLOW_WAYS, plus its way.
- */
-__noinline int shard_count(__u32 cell, __u32 key, __u64 departure, __u64 epoch_ns)
+/* Counts a flow from this epoch to some time after its departure: see the top. */
+__noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_ns)
 {
-	__u32 zero = 0, set_key = key / FLOW_WAYS;
+	__u32 zero = 0, key = slot / FLOW_WAYS;
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
-	struct flow_set *set = bpf_map_lookup_elem(&flows, &set_key);
+	struct shard_ends *ends = bpf_map_lookup_elem(&shard_ends, &cell);
+	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
 
 	/* The caller has looked them up before. */
-	if (!state || !shard || !set)
+	if (!state || !shard || !ends || !set)
 		return 0;
 
-	struct flow *flow = &set->ways[bounded(key, FLOW_WAYS)];
+	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
 	__u32 epoch = shard->epoch;
-	__u32 from = epoch, until = epoch + 1;
-	__u64 end = shard->epoch_start_ns + epoch_ns;
+	__u64 start = state->epoch_start_ns;
+	__u64 until = departure > start ? (departure - start) / epoch_ns : 0;
 
-	for (int i = 0; i < EPOCHS_AHEAD - 2; i++) {
-		if (departure < end)
-			break;
-		end += epoch_ns;
-		until++;
-	}
 	if (flow_is_counted(flow, epoch)) {
-		from = flow->counted + 1;
+		__u16 age = epoch - flow->counted_since;
+
+		until += age < FLOW_HOLD_EPOCHS ? age : FLOW_HOLD_EPOCHS;
+		until = epoch + earlier_ns(until, EPOCHS - 1);
+		if ((__s32)((__u32)until - flow->counted) <= 0)
+			return 0;
+		__sync_fetch_and_add(&ends->flows[bounded(flow->counted, EPOCHS)], -1);
 	} else {
-		__sync_fetch_and_add(&shard->flows, 1);
-		__sync_fetch_and_add(&state->tins[bounded(cell, MAX_TINS)].flows, 1);
-		__sync_fetch_and_add(&state->flows, 1);
+		until = epoch + earlier_ns(until, EPOCHS - 1);
+		flow->counted_since = epoch;
+		shard_add(state, shard, cell % MAX_TINS, 1);
 	}
-	if ((__s32)(until - from) < 0)
-		return 0;
+	__sync_fetch_and_add(&ends->flows[bounded(until, EPOCHS)], 1);
 	flow->counted = until;
-	for (int i = 0; i < EPOCHS_AHEAD; i++) {
-		__sync_fetch_and_add(&shard->flows_of[bounded(from, EPOCHS_AHEAD)], 1);
-		if (from == until)
-			break;
-		from++;
-	}
 	return 0;
 }
 

@@ -94,9 +94,19 @@ struct {
 	__type(value, struct shard);
 } shards SEC(".maps");
 
+/* Key: as in shards. Value: when the flows of that (queue, tin) cease to count. Written by the data
+ * path only. Sized by the loader: queues * MAX_TINS.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TINS);
+	__type(key, __u32);
+	__type(value, struct shard_ends);
+} shard_ends SEC(".maps");
+
 /* Key: (queue * tin_count + tin) * flow_sets + set. Value: the flows of one set. Written by the
  * data path only. Sized by the loader: queues * tin_count * flow_sets; 64 queues x 4 tins x 1,024
- * flows are 6.3 MB.
+ * flows are 8.4 MB.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -86,7 +86,7 @@ struct device_config {
 	/* The calendar's tick is 2^tick_shift ns and carries tick_bytes at the bandwidth. */
 	__u32 tick_shift;
 	__u32 tick_bytes;
-	/* A flow counts as active while it sends at least once an epoch. */
+	/* The unit of time that flows are counted in. */
 	__u64 epoch_ns;
 	/* A packet of this size is never a burst: MTU and link header. */
 	__u32 full_packet_bytes;
@@ -156,8 +156,11 @@ struct aqm {
 struct flow {
 	/* The whole flow hash; 0 is an empty way. */
 	__u32 tag;
-	/* The last of the shard's epochs that this flow is counted in. */
+	/* The last epoch that this flow is counted in. */
 	__u32 counted;
+	/* The first of those without a gap, modulo 2^16: a flow that is older looks young for a
+	 * moment, once. */
+	__u16 counted_since;
 	/* When the next byte leaves at the guaranteed rate. */
 	__u64 guarantee_ns;
 	/* The latest departure given: nothing of this flow may leave earlier. */
@@ -169,24 +172,29 @@ struct flow_set {
 	struct flow ways[FLOW_WAYS];
 };
 
-#define EPOCHS_AHEAD 8
-
-/* Activity of one (queue, tin). A flow is counted in every epoch from that of its packet to the one
- * after that of the packet's departure.
+/* Epochs that can be told apart, from the present one on, and those that a flow at most counts
+ * after its last packet has left.
  */
+#define EPOCHS           128
+#define FLOW_HOLD_EPOCHS 32
+
+/* Activity of one (queue, tin). */
 struct shard {
-	__u64 epoch_start_ns;
-	__u32 epoch;
-	__u32 active;
-	/* Flows of the present epoch, as they are in the tin's device-wide count. */
-	__u32 flows;
-	/* The step that the controller was told last. */
-	__u32 flows_reported;
 	/* The latest departure of a flow that waits. */
 	__u64 busy_until_ns;
-	/* Flows of this epoch and those to come, by epoch modulo EPOCHS_AHEAD. */
-	__u32 flows_of[EPOCHS_AHEAD];
+	/* The device's epoch that the count is of. */
+	__u32 epoch;
+	__u32 active;
+	/* Active flows, as they are in the tin's device-wide count. */
+	__s32 flows;
+	/* The step that the controller was told last. */
+	__u32 flows_reported;
 } CACHE_LINE;
+
+/* For how many of a shard's flows each epoch, modulo EPOCHS, is the last that they count in. */
+struct shard_ends {
+	__s32 flows[EPOCHS];
+};
 
 /* One tick of the calendar. */
 struct tick {
@@ -228,14 +236,17 @@ struct tin_clock {
 	/* When all accepted bytes of the tin would have left at its ceiling. */
 	__u64 ceil_ns;
 	/* Active flows of the tin over all queues. */
-	__u32 flows;
+	__s32 flows;
 } CACHE_LINE;
 
 struct device_state {
 	struct line_state line CACHE_LINE;
 	struct tin_clock tins[MAX_TINS];
+	/* The present epoch, and when it began. */
+	__u64 epoch_start_ns;
+	__u32 epoch;
 	/* Active flows of all tins. */
-	__u32 flows;
+	__s32 flows;
 	__u32 active_shards;
 	__u32 sweeping;
 	__u64 events_lost;

@@ -129,6 +129,7 @@ func size(spec *ebpf.CollectionSpec, options Options) error {
 	spec.Maps[dataPathMapXps].MaxEntries = uint32(cpus)
 	spec.Maps[dataPathMapCells].MaxEntries = queues * MaxTins
 	spec.Maps[dataPathMapShards].MaxEntries = queues * MaxTins
+	spec.Maps[dataPathMapShardEnds].MaxEntries = queues * MaxTins
 	spec.Maps[dataPathMapQueueStats].MaxEntries = queues
 	spec.Maps[dataPathMapFlows].MaxEntries = queues * uint32(options.Tins) * sets
 
@@ -173,6 +174,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapQueueStats: &m.QueueStats,
 		dataPathMapScratch:    &m.Scratch,
 		dataPathMapShards:     &m.Shards,
+		dataPathMapShardEnds:  &m.ShardEnds,
 		dataPathMapSweeperMap: &m.SweeperMap,
 		dataPathMapTinStats:   &m.TinStats,
 		dataPathMapXps:        &m.Xps,

@@ -98,15 +98,16 @@ type dataPathDeviceState struct {
 	Tins [8]struct {
 		_      structs.HostLayout
 		CeilNs uint64
-		Flows  uint32
+		Flows  int32
 		_      [52]byte
 	}
-	Flows        uint32
+	EpochStartNs uint64
+	Epoch        uint32
+	Flows        int32
 	ActiveShards uint32
 	Sweeping     uint32
-	_            [4]byte
 	EventsLost   uint64
-	_            [40]byte
+	_            [32]byte
 }
 
 type dataPathEvent struct {
@@ -129,12 +130,14 @@ const (
 type dataPathFlowSet struct {
 	_    structs.HostLayout
 	Ways [8]struct {
-		_           structs.HostLayout
-		Tag         uint32
-		Counted     uint32
-		GuaranteeNs uint64
-		DepartureNs uint64
-		Aqm         struct {
+		_            structs.HostLayout
+		Tag          uint32
+		Counted      uint32
+		CountedSince uint16
+		_            [6]byte
+		GuaranteeNs  uint64
+		DepartureNs  uint64
+		Aqm          struct {
 			_       structs.HostLayout
 			NextNs  uint64
 			Count   uint32
@@ -186,13 +189,17 @@ const (
 
 type dataPathShard struct {
 	_             structs.HostLayout
-	EpochStartNs  uint64
+	BusyUntilNs   uint64
 	Epoch         uint32
 	Active        uint32
-	Flows         uint32
+	Flows         int32
 	FlowsReported uint32
-	BusyUntilNs   uint64
-	FlowsOf       [8]uint32
+	_             [40]byte
+}
+
+type dataPathShardEnds struct {
+	_     structs.HostLayout
+	Flows [128]int32
 }
 
 type dataPathSweeper struct {
@@ -241,6 +248,7 @@ const (
 	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
+	dataPathMapShardEnds       = "shard_ends"
 	dataPathMapShards          = "shards"
 	dataPathMapSweeperMap      = "sweeper_map"
 	dataPathMapTinStats        = "tin_stats"
@@ -314,6 +322,7 @@ type dataPathMapSpecs struct {
 	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
+	ShardEnds  *ebpf.MapSpec `ebpf:"shard_ends"`
 	Shards     *ebpf.MapSpec `ebpf:"shards"`
 	SweeperMap *ebpf.MapSpec `ebpf:"sweeper_map"`
 	TinStats   *ebpf.MapSpec `ebpf:"tin_stats"`
@@ -363,6 +372,7 @@ type dataPathMaps struct {
 	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
+	ShardEnds  *ebpf.Map `ebpf:"shard_ends"`
 	Shards     *ebpf.Map `ebpf:"shards"`
 	SweeperMap *ebpf.Map `ebpf:"sweeper_map"`
 	TinStats   *ebpf.Map `ebpf:"tin_stats"`
@@ -384,6 +394,7 @@ func (m *dataPathMaps) Close() error {
 		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,
+		m.ShardEnds,
 		m.Shards,
 		m.SweeperMap,
 		m.TinStats,

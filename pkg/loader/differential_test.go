@@ -73,11 +73,14 @@ func (tw *twins) start(t fataler, nowNs int64, settings Settings) {
 			t.Fatalf("clear a map: %v", err)
 		}
 	}
-	must(o.Device.Put(zero, dataPathDeviceState{}))
+	// An epoch that has begun leaves none to begin to the real sweep, which may still run.
+	epochNs := int64(settings.Epoch)
+	must(o.Device.Put(zero, dataPathDeviceState{Epoch: model.Epochs, EpochStartNs: uint64(nowNs / epochNs * epochNs)}))
 	must(o.Calendar.Put(zero, dataPathCalendar{}))
 	must(o.Config.Put(zero, dataPathDeviceConfig{}))
 	for key := range o.Shards.MaxEntries() {
 		must(o.Shards.Put(key, dataPathShard{}))
+		must(o.ShardEnds.Put(key, dataPathShardEnds{}))
 		must(o.Cells.Put(key, uint64(0)))
 	}
 	empty := make([]byte, o.Flows.ValueSize())
@@ -244,7 +247,7 @@ func anySettings(t *rapid.T) Settings {
 		LocalHorizon:    rapid.SampledFrom([]time.Duration{2 * time.Second, 60 * time.Second}).Draw(t, "local horizon"),
 		ForwardHorizon:  rapid.SampledFrom([]time.Duration{10 * time.Millisecond, 100 * time.Millisecond}).Draw(t, "forward horizon"),
 		FullPacketBytes: rapid.SampledFrom([]int{1514, 9014}).Draw(t, "full packet"),
-		Epoch:           rapid.SampledFrom([]time.Duration{134 * time.Millisecond, 2 * time.Second}).Draw(t, "epoch"),
+		Epoch:           rapid.SampledFrom([]time.Duration{4 * time.Millisecond, 128 * time.Millisecond}).Draw(t, "epoch"),
 		EqualFlows:      rapid.Bool().Draw(t, "equal flows"),
 		Queues:          twinQueues,
 	}

@@ -21,7 +21,7 @@ func testSettings(bandwidth rates.Rate) Settings {
 		ForwardHorizon:  100 * time.Millisecond,
 		FullPacketBytes: 1514,
 		EqualFlows:      true,
-		Epoch:           134 * time.Millisecond,
+		Epoch:           4 * time.Millisecond,
 		Tins:            []TinSettings{{Rate: bandwidth, Ceil: rates.Unlimited}},
 	}
 }
@@ -70,6 +70,12 @@ func TestRateIsExact(t *testing.T) {
 // sent. It returns the bytes that each flow got between from and to, and fails on reordering.
 func closedLoop(t *testing.T, in *injected, flows []packet, outstanding int, from, to time.Duration) []int {
 	t.Helper()
+	return closedLoopObserved(t, in, flows, outstanding, from, to, func(time.Duration) {})
+}
+
+// closedLoopObserved calls observe before each packet.
+func closedLoopObserved(t *testing.T, in *injected, flows []packet, outstanding int, from, to time.Duration, observe func(since time.Duration)) []int {
+	t.Helper()
 	type slot struct {
 		flow int
 		at   time.Duration
@@ -93,6 +99,7 @@ func closedLoop(t *testing.T, in *injected, flows []packet, outstanding int, fro
 		if s.at-injectedEpoch > to {
 			return got
 		}
+		observe(s.at - injectedEpoch)
 		p := flows[s.flow]
 		p.at = s.at
 		departure := max(in.send(p), s.at)
@@ -294,7 +301,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("active: %+v", active)
 	}
 	for i := range 1000 {
-		at := injectedEpoch + 200*time.Millisecond + time.Duration(i)*time.Millisecond
+		at := injectedEpoch + 110*time.Millisecond + time.Duration(i)*time.Millisecond
 		for flow := range uint16(3) {
 			in.send(packet{at: at, flow: 1 + flow, bytes: 5000})
 		}

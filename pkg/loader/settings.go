@@ -24,7 +24,8 @@ type Settings struct {
 	LocalHorizon, ForwardHorizon time.Duration
 	// FullPacketBytes is what a packet of the device's MTU takes on the line.
 	FullPacketBytes int
-	// Epoch is the time within which an active flow sends at least once.
+	// Epoch is the unit of time that flows are counted in. One that has lasted counts for up to
+	// 32 of them after its last packet has left.
 	Epoch time.Duration
 	// EqualFlows says that all flows of a tin are to get the same (rates.SplitFlows).
 	EqualFlows bool

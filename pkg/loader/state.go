@@ -59,7 +59,7 @@ func (d *DataPath) Active(buf []rates.Cell) ([]rates.Cell, error) {
 	}
 	for i := range n {
 		if shards[i].Active != 0 {
-			buf = append(buf, rates.Cell{Queue: int(keys[i]) / MaxTins, Tin: int(keys[i]) % MaxTins, Flows: max(shards[i].Flows, 1)})
+			buf = append(buf, rates.Cell{Queue: int(keys[i]) / MaxTins, Tin: int(keys[i]) % MaxTins, Flows: uint32(max(shards[i].Flows, 1))})
 		}
 	}
 	return buf, nil

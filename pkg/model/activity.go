@@ -10,12 +10,12 @@ func (s *shard) note(untilNs int64) {
 	s.active = true
 }
 
-// Sweep finds the shards that went idle: their last packet left two epochs ago.
+// Sweep finds the shards that went idle: their last packet left so long ago that no flow counts.
 func (p *Path) Sweep(nowNs int64) {
+	p.rollEpoch(nowNs)
 	for key, s := range p.shards {
-		if s.active && nowNs-s.busyUntilNs >= 2*p.settings.EpochNs {
-			p.addFlows(&p.tins[key.tin], -s.flows)
-			s.flows = 0
+		if s.active && nowNs-s.busyUntilNs >= 2*holdEpochs*p.settings.EpochNs {
+			p.addFlows(&p.tins[key.tin], s.roll(p.epoch))
 			s.active = false
 		}
 	}

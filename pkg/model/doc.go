@@ -40,8 +40,9 @@
 //
 // Only backlogged flows count: those whose packet finds the guarantee clock or their last departure
 // in the future. So trickles shrink nobody's guarantee, however many they are. A flow counts until
-// the epoch after its last departure, not its last packet: one that waits long, because it is
-// starved, must not drop out of the count that would help it.
+// its last departure, not its last packet: one that waits long, because it is starved, must not drop
+// out of the count that would help it. After that it counts for as long as it has counted before, up
+// to a bound: a flow that lasts may pause, one of a few packets is gone.
 //
 // Times are compared, not ticks, and a leftover booking sets the guarantee clock back to the
 // leftover clock, not to the packet's place in its tick. Otherwise every leftover packet would make

@@ -6,16 +6,19 @@ const (
 	// flowWays is the number of flows that a set of the flow table holds.
 	flowWays = 8
 
-	// epochsAhead is the number of epochs, from the present one on, that flows are counted in.
-	epochsAhead = 8
+	// Epochs can be told apart, from the present one on; holdEpochs are those that a flow at most
+	// counts after its last packet has left.
+	Epochs     = 128
+	holdEpochs = 32
 )
 
 // flow is what is kept of a flow.
 type flow struct {
 	// tag is the hash; 0 is an empty way.
 	tag uint32
-	// counted is the last of its shard's epochs that the flow is counted in.
-	counted int64
+	// counted is the last epoch that the flow is counted in, countedSince the first of those
+	// without a gap.
+	counted, countedSince int64
 	// guaranteeNs is when the next byte leaves at the guaranteed rate.
 	guaranteeNs int64
 	// departureNs is the latest departure given: nothing of this flow may leave earlier.
@@ -28,81 +31,92 @@ func (f *flow) atRest(nowNs int64) bool { return f.departureNs <= nowNs && f.gua
 
 func (f *flow) isCounted(epoch int64) bool { return f.counted >= epoch }
 
-// flowSet is the flows whose hashes share their lower bits.
+// flowSet is the flows whose hashes share some bits.
 type flowSet [flowWays]flow
 
-// find is the way of a hash: its own, else one of a flow at rest that does not count, else one of a
-// flow at rest, else one that it has to share. A way that changes hands starts with clean clocks.
-// Ways are tried in order from one that the hash picks.
-func (s *flowSet) find(hash uint32, epoch, nowNs int64) *flow {
+// setsOf are the numbers of the two sets that a flow may be in.
+func setsOf(hash, sets uint32) [2]uint32 { return [2]uint32{hash % sets, hash >> 13 % sets} }
+
+// findFlow is the flow of a hash in one of two sets: its own, else in place of one at rest that does
+// not count, else of one at rest, else one that it has to share. A way that changes hands starts with
+// clean clocks. Ways are tried in order from one that the hash picks.
+func findFlow(sets [2]*flowSet, hash uint32, epoch, nowNs int64) *flow {
 	tag := max(hash, 1)
-	at := func(i uint32) *flow { return &s[(hash>>24+i)%flowWays] }
-	for i := range uint32(flowWays) {
-		if at(i).tag == tag {
-			return at(i)
+	var ways []*flow
+	for _, set := range sets {
+		for i := range uint32(flowWays) {
+			ways = append(ways, &set[(hash>>16+i)%flowWays])
+		}
+	}
+	for _, f := range ways {
+		if f.tag == tag {
+			return f
 		}
 	}
 	for _, counted := range []bool{false, true} {
-		for i := range uint32(flowWays) {
-			if f := at(i); f.atRest(nowNs) && f.isCounted(epoch) == counted {
+		for _, f := range ways {
+			if f.atRest(nowNs) && f.isCounted(epoch) == counted {
 				*f = flow{tag: tag, counted: epoch - 1}
 				return f
 			}
 		}
 	}
-	return at(0)
+	return ways[0]
+}
+
+// rollEpoch brings the epoch up to now.
+func (p *Path) rollEpoch(nowNs int64) {
+	if passed := (nowNs - p.epochStartNs) / p.settings.EpochNs; passed > 0 {
+		p.epochStartNs += passed * p.settings.EpochNs
+		p.epoch += min(passed, Epochs)
+	}
 }
 
 // shard is the activity of one (queue, tin).
 type shard struct {
-	epoch        int64
-	epochStartNs int64
-	// flows is the number of flows that count now; flowsOf those of this epoch and the ones to
-	// come.
-	flows   int64
-	flowsOf map[int64]int64
+	// epoch is the one that flows is of.
+	epoch int64
+	flows int64
+	// ends says of how many flows each epoch is the last that they count in.
+	ends map[int64]int64
 	// active: the controller was told of it. busyUntilNs is the latest departure of a flow that
 	// waits.
 	active      bool
 	busyUntilNs int64
 }
 
-// roll starts a new epoch when the old one is over, and returns by how much the count of flows
-// changed.
-func (s *shard) roll(nowNs, epochNs int64) int64 {
-	passed := (nowNs - s.epochStartNs) / epochNs
-	if passed <= 0 {
-		return 0
+// roll brings a shard to the present epoch, and returns by how much the count of flows changed.
+func (s *shard) roll(epoch int64) int64 {
+	s.epoch = epoch
+	var ended int64
+	for last, flows := range s.ends {
+		if last < epoch {
+			ended += flows
+			delete(s.ends, last)
+		}
 	}
-	s.epochStartNs += passed * epochNs
-	if passed >= epochsAhead {
-		passed = epochsAhead
-		s.epochStartNs = nowNs
-	}
-	for range passed {
-		delete(s.flowsOf, s.epoch)
-		s.epoch++
-	}
-	before := s.flows
-	s.flows = s.flowsOf[s.epoch]
-	return s.flows - before
+	s.flows -= ended
+	return -ended
 }
 
-// count counts a flow in every epoch from this one to the one after that of its departure, as far as
-// there are counters. It reports whether the flow is new in this epoch.
-func (s *shard) count(f *flow, departureNs, epochNs int64) bool {
-	until := s.epoch + 1 + max(0, departureNs-s.epochStartNs)/epochNs
-	until = min(until, s.epoch+epochsAhead-1)
-	from := s.epoch
-	isNew := !f.isCounted(s.epoch)
-	if isNew {
-		s.flows++
-	} else {
-		from = f.counted + 1
+// count counts a flow until its departure, and for as long after that as it has counted before. It
+// reports whether the flow did not count yet. epochStartNs is when the present epoch began.
+func (s *shard) count(f *flow, departureNs, epochStartNs, epochNs int64) bool {
+	until := max(0, departureNs-epochStartNs) / epochNs
+	if f.isCounted(s.epoch) {
+		// Ages are kept in 16 bits.
+		until += min(int64(uint16(s.epoch-f.countedSince)), holdEpochs)
+		until = s.epoch + min(until, Epochs-1)
+		if until > f.counted {
+			s.ends[f.counted]--
+			s.ends[until]++
+			f.counted = until
+		}
+		return false
 	}
-	for n := from; n <= until; n++ {
-		s.flowsOf[n]++
-		f.counted = n
-	}
-	return isNew
+	until = s.epoch + min(until, Epochs-1)
+	s.flows++
+	s.ends[until]++
+	f.counted, f.countedSince = until, s.epoch
+	return true
 }

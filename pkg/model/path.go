@@ -32,7 +32,7 @@ type Settings struct {
 	LocalHorizonNs, ForwardHorizonNs int64
 	// FullPacketBytes is the MTU with its link header.
 	FullPacketBytes int64
-	// EpochNs is the time within which an active flow sends at least once.
+	// EpochNs is the unit of time that flows are counted in.
 	EpochNs int64
 	// EqualFlows: no flow's guarantee may exceed the bandwidth over the flows of its tin.
 	EqualFlows bool
@@ -52,6 +52,8 @@ type Path struct {
 	flowSets uint32
 	line     line
 	tins     []tin
+	// epoch is the present one, epochStartNs when it began.
+	epoch, epochStartNs int64
 	// flows is the number of active flows of all tins.
 	flows  int64
 	shards map[cell]*shard
@@ -181,8 +183,9 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 	key := cell{packet.Queue, packet.Tin}
 	tin, tinSettings := &p.tins[packet.Tin], p.settings.Tins[packet.Tin]
 	shard := p.shard(key)
-	p.addFlows(tin, shard.roll(nowNs, p.settings.EpochNs))
-	f := p.flowSet(key, packet.Hash).find(packet.Hash, shard.epoch, nowNs)
+	p.rollEpoch(nowNs)
+	p.addFlows(tin, shard.roll(p.epoch))
+	f := p.flow(key, packet.Hash, nowNs)
 	backlogged := f.guaranteeNs > nowNs || f.departureNs > nowNs
 
 	b := booking{
@@ -216,7 +219,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		if verdict.Dropped {
 			untilNs = nowNs
 		}
-		if shard.count(f, untilNs, p.settings.EpochNs) {
+		if shard.count(f, untilNs, p.epochStartNs, p.settings.EpochNs) {
 			tin.flows++
 			p.flows++
 		}
@@ -324,15 +327,19 @@ func (p *Path) addFlows(t *tin, flows int64) {
 
 func (p *Path) shard(key cell) *shard {
 	if p.shards[key] == nil {
-		p.shards[key] = &shard{flowsOf: map[int64]int64{}}
+		p.shards[key] = &shard{ends: map[int64]int64{}}
 	}
 	return p.shards[key]
 }
 
-func (p *Path) flowSet(key cell, hash uint32) *flowSet {
-	at := setKey{key, hash % p.flowSets}
-	if p.table[at] == nil {
-		p.table[at] = &flowSet{}
+func (p *Path) flow(key cell, hash uint32, nowNs int64) *flow {
+	var sets [2]*flowSet
+	for i, set := range setsOf(hash, p.flowSets) {
+		at := setKey{key, set}
+		if p.table[at] == nil {
+			p.table[at] = &flowSet{}
+		}
+		sets[i] = p.table[at]
 	}
-	return p.table[at]
+	return findFlow(sets, hash, p.epoch, nowNs)
 }

@@ -281,17 +281,43 @@ func TestOnlyBackloggedFlowsCount(t *testing.T) {
 	if p.flows != 1 {
 		t.Errorf("%d flows count with one backlogged, want 1", p.flows)
 	}
-	// It counts while its packets wait, and for an epoch after that.
+	// It counts while its packets wait. It has not counted before, so it does not count after that.
 	countAt := func(nowNs int64) int64 {
 		p.Enqueue(nowNs, Packet{Hash: hashOf(1), Bytes: 80, Segments: 1})
 		return p.flows
 	}
-	epochNs := p.settings.EpochNs
-	if flows := countAt(departureNs + epochNs/2); flows != 1 {
-		t.Errorf("%d flows count half an epoch after the last departure, want 1", flows)
+	if flows := countAt(departureNs - 1); flows != 1 {
+		t.Errorf("%d flows count before the last departure, want 1", flows)
 	}
-	if flows := countAt(departureNs + 2*epochNs); flows != 0 {
-		t.Errorf("%d flows count two epochs after the last departure, want 0", flows)
+	if flows := countAt(departureNs + p.settings.EpochNs); flows != 0 {
+		t.Errorf("%d flows count an epoch after the last departure, want 0", flows)
+	}
+}
+
+// TestFlowIsHeldAsLongAsItLasted: a flow that pauses counts for as long as it has counted before, up
+// to a bound, though its shard sees no packet meanwhile.
+func TestFlowIsHeldAsLongAsItLasted(t *testing.T) {
+	for _, lasted := range []int64{0, 1, 10, holdEpochs, 100} {
+		countAfter := func(epochs int64) int64 {
+			p := New(settingsFor(mbit40), simFlows)
+			epochNs := p.settings.EpochNs
+			startNs := 1000 * epochNs
+			var departureNs int64
+			for nowNs := startNs; nowNs <= startNs+lasted*epochNs; nowNs += epochNs {
+				for departureNs <= nowNs+epochNs {
+					departureNs = p.Enqueue(nowNs, Packet{Hash: hashOf(1), Bytes: fullPacket, Segments: 1}).DepartureNs
+				}
+			}
+			p.Enqueue(departureNs+epochs*epochNs, Packet{Hash: hashOf(2), Bytes: 80, Segments: 1})
+			return p.flows
+		}
+		held := min(lasted, holdEpochs)
+		if flows := countAfter(held); flows != 1 && held > 0 {
+			t.Errorf("a flow that lasted %d epochs: %d flows count %d epochs after its last departure, want 1", lasted, flows, held)
+		}
+		if flows := countAfter(held + 2); flows != 0 {
+			t.Errorf("a flow that lasted %d epochs: %d flows count %d epochs after its last departure, want 0", lasted, flows, held+2)
+		}
 	}
 }
 
@@ -301,11 +327,11 @@ func TestWaitingFlowCountsThroughSilence(t *testing.T) {
 	p := New(settingsFor(mbit40), simFlows)
 	nowNs := 100 * second
 	waits := Packet{Hash: hashOf(1), Bytes: fullPacket, Segments: 1}
-	for p.Enqueue(nowNs, waits).DepartureNs < nowNs+5*p.settings.EpochNs {
+	for p.Enqueue(nowNs, waits).DepartureNs < nowNs+50*p.settings.EpochNs {
 	}
-	p.Enqueue(nowNs+4*p.settings.EpochNs, Packet{Hash: hashOf(2), Bytes: 80, Segments: 1})
+	p.Enqueue(nowNs+49*p.settings.EpochNs, Packet{Hash: hashOf(2), Bytes: 80, Segments: 1})
 	if p.flows != 1 {
-		t.Errorf("%d flows count after 4 epochs of silence with one waiting, want 1", p.flows)
+		t.Errorf("%d flows count after 49 epochs of silence with one waiting, want 1", p.flows)
 	}
 }
 

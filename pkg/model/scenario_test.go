@@ -286,7 +286,7 @@ func TestLineIsTakenOver(t *testing.T) {
 			s.addTCPs(0, 4, 500*millisecond, 100*microsecond, 2*second)
 			// A buffer of 92 packets at a fifth of the rate.
 			buffer := durationNs(5*udpBuffer*udpBytes, rate)
-			takenOver := 2*second + buffer + 2*settingsFor(rate).EpochNs
+			takenOver := 2*second + buffer + 2*holdEpochs*settingsFor(rate).EpochNs
 			s.run(takenOver + second)
 			total := s.total(takenOver, takenOver+second)
 			t.Logf("UDP remains: %.3f of the line after %d ms", total, (takenOver-2*second)/millisecond)

@@ -154,7 +154,7 @@ func settingsFor(rate rates.Rate) Settings {
 		LocalHorizonNs:   60 * second,
 		ForwardHorizonNs: max(100*millisecond, 20*packetNs),
 		FullPacketBytes:  fullPacket,
-		EpochNs:          min(max(1024*packetNs, 134*millisecond), 2*second),
+		EpochNs:          min(max(32*packetNs, 4*millisecond), 128*millisecond),
 		EqualFlows:       true,
 		Tins: []TinSettings{{
 			Rate: rate, Ceil: rates.Unlimited,
@@ -202,7 +202,7 @@ func (d *pathDevice) tell() {
 	slices.SortFunc(active, func(a, b rates.Cell) int { return cmp.Compare(a.Queue, b.Queue) })
 	if len(active) > 0 && !d.sweeping {
 		d.sweeping = true
-		d.sim.at(d.sim.nowNs+d.path.settings.EpochNs, func() {
+		d.sim.at(d.sim.nowNs+holdEpochs*d.path.settings.EpochNs, func() {
 			d.sweeping = false
 			d.path.Sweep(d.sim.nowNs)
 			d.tell()

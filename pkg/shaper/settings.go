@@ -33,11 +33,11 @@ const (
 	// Ethernet's; a device without a link layer is taken to have one, which changes no rate.
 	linkHeaderBytes = 14
 
-	// Flows are counted over the time that this many full packets take, so that at a low rate too
-	// an active flow is seen in each epoch.
-	epochPackets = 1024
-	minEpoch     = 134 * time.Millisecond
-	maxEpoch     = 2 * time.Second
+	// An epoch, the unit of time that flows are counted in, is that of so many full packets: at a
+	// low rate too a flow that goes on is seen before it is forgotten.
+	epochPackets = 32
+	minEpoch     = 4 * time.Millisecond
+	maxEpoch     = 128 * time.Millisecond
 )
 
 // settings derives what the data path needs from what was asked for.
