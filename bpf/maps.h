@@ -106,7 +106,7 @@ struct {
 
 /* Key: (queue * tin_count + tin) * flow_sets + set. Value: the flows of one set. Written by the
  * data path only. Sized by the loader: queues * tin_count * flow_sets; 64 queues x 4 tins x 1,024
- * flows are 8.4 MB.
+ * flows are 12.6 MB.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -24,7 +24,7 @@ import (
 // get smaller instead.
 const maxFlowTableBytes = 16 << 20
 
-const flowBytes = 24
+const flowBytes = 48
 
 // Shaper is one attached device.
 type Shaper struct {
