@@ -27,10 +27,10 @@ LAB_PACKAGES := ./lab/meter ./lab/pktgen ./lab/topo ./lab/shaper ./lab/traffic .
 VM_LANES    := newest 6.12 6.1
 
 EXP    ?= all
-PEERS  ?= cake,cake_mq,htb+fq_codel,cakectl
+PEERS  ?= none,pfifo_fast,fq_codel,htb,htb+fq_codel,cake,cake_mq,edt,cakectl
 RATES  ?= 40mbit,200mbit
-QUEUES ?= 8,32
-REPEAT ?= 1
+QUEUES ?= 32
+REPEAT ?= 3
 
 ##@ Use
 
@@ -91,8 +91,8 @@ fuzz: ## fuzz the parsers for a minute
 bench: lab ## the same as lab
 
 .PHONY: lab
-lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=... REPEAT=1)
-	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT)
+lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=32 REPEAT=3); makes lab/report/index.html
+	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT) -duration 2s -report lab/report
 
 .PHONY: lint
 lint: ## formatting, vet, staticcheck

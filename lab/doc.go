@@ -4,10 +4,13 @@
 //
 //	go run ./lab -exp tcp1,tcp32,udp16x4 -peers cake,cake_mq,cakectl -rates 40mbit,200mbit -queues 8 -repeat 3 -duration 5s
 //	go run ./lab -list
+//	go run ./lab -from results.json -report DIR -readme README.md
+//	go run ./lab -compare one.json another.json
 //
 // It builds itself and cakectl, runs both in VMs, one for each experiment and some at a time (see package
 // vm; -lane names the kernel, -native uses the machine's own), and prints Markdown tables of medians with the smallest and largest value.
-// -json writes every single result, with flows, rates over time and delays; -details adds what the
+// -report makes a page with pictures, -readme replaces the table of the README (both can be made later, -from
+// the JSON), -json writes every single result, with flows, rates over time and delays; -details adds what the
 // shapers' own tools say. A run that went wrong in any way has no numbers but a reason, in the table and in
 // the JSON, and makes the exit status 1: a shaper that the kernel lacks, an iperf3 that died, a load of
 // which nothing arrived, a VM that hangs.

@@ -51,6 +51,9 @@ type options struct {
 	patience time.Duration
 	output   output
 	plain    string // the plan of a guest
+	from     string // a file of results to print instead of running
+	compare  bool
+	files    []string // to compare
 }
 
 func parse(args []string, stderr io.Writer) (o options, err error) {
@@ -70,12 +73,20 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	flags.BoolVar(&o.realTime, "real-time", false, "let the VM's clock follow the host's instead of counting instructions")
 	flags.IntVar(&o.jobs, "jobs", 2, "how many VMs run at once: one runs the runs of an experiment")
 	flags.DurationVar(&o.patience, "patience", 3*time.Minute, "time beyond that of a run after which its VM is taken for hung: a busy host emulates slowly")
+	flags.StringVar(&o.output.report, "report", "", "`directory` for a report with pictures")
+	flags.StringVar(&o.output.readme, "readme", "", "`file` whose table to replace")
+	flags.StringVar(&o.from, "from", "", "`file` of results to print or publish, instead of running anything")
+	flags.BoolVar(&o.compare, "compare", false, "compare the medians of two files of results, instead of running anything")
 	flags.BoolVar(&o.list, "list", false, "list experiments and shapers")
 	flags.StringVar(&o.output.json, "json", "", "`file` for every single result")
 	flags.BoolVar(&o.plan.Details, "details", false, "with -json: keep what each shaper's own tools say at the end of a run")
 	flags.StringVar(&o.plain, "plan", "", "run the plan in this `file` and print rows (what runs in the VM)")
 	if err := flags.Parse(args); err != nil {
 		return o, err
+	}
+	if o.compare {
+		o.files = flags.Args()
+		return o, nil
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
@@ -119,6 +130,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	switch {
+	case o.compare:
+		return compare(o.files, stdout)
+	case o.from != "":
+		results, err := experiments.ReadResults(o.from)
+		if err != nil {
+			return err
+		}
+		return o.output.write(results, stdout)
 	case o.list:
 		return list(stdout)
 	case o.plain != "":

@@ -330,7 +330,7 @@ func TestCPUTimes(t *testing.T) {
 
 func TestNumber(t *testing.T) {
 	for x, want := range map[float64]string{0: "0.000", 0.01234: "0.012", 12.346: "12.35", 98765.4: "98765"} {
-		if got := number(x); got != want {
+		if got := Number(x); got != want {
 			t.Errorf("number(%v) = %s, want %s", x, got, want)
 		}
 	}

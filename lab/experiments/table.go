@@ -9,82 +9,45 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cakectl/cakectl/lab/stats"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
 // idleEnough is the share of idle time, in percent, below which the CPUs may have been the limit.
 const idleEnough = 5
 
-// group are the rows that make one table.
-type group struct {
-	experiment string
-	rate       rates.Rate
-	queues     int
+// Group are the rows that make one table: an experiment at one rate with one number of queues.
+type Group struct {
+	Experiment Experiment
+	Rate       rates.Rate
+	Queues     int
+	Rows       []Row
 }
 
-// Table writes a Markdown table for each experiment, rate and number of queues, in the order in which
-// they first occur: a line for each shaper with the median of each measure and, where there are
-// several runs, its smallest and largest value.
-func Table(w io.Writer, rows []Row) error {
-	var groups []group
-	byGroup := map[group][]Row{}
+// Groups sorts rows into tables, in the order in which these first occur.
+func Groups(rows []Row) ([]Group, error) {
+	var groups []Group
 	for _, row := range rows {
-		g := group{row.Experiment, row.Rate, row.Queues}
-		if _, ok := byGroup[g]; !ok {
-			groups = append(groups, g)
-		}
-		byGroup[g] = append(byGroup[g], row)
-	}
-	for _, g := range groups {
-		if err := writeGroup(w, g, byGroup[g]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func writeGroup(w io.Writer, g group, rows []Row) error {
-	experiment, err := Lookup(g.experiment)
-	if err != nil {
-		return err
-	}
-	lines := [][]string{{"shaper"}}
-	for _, measure := range experiment.Measures {
-		lines[0] = append(lines[0], measure.header())
-	}
-	// To find out what packets cost, the CPU is always busy.
-	idle := experiment.Cost == nil
-	if idle {
-		lines[0] = append(lines[0], "idle %")
-	}
-	var notes []string
-	for _, peer := range peersOf(rows) {
-		line := []string{peer}
-		good := slices.DeleteFunc(slices.Clone(rows), func(r Row) bool { return r.Peer != peer || r.Error != "" })
-		for _, r := range rows {
-			if r.Peer == peer && r.Error != "" {
-				notes = append(notes, fmt.Sprintf("%s, run %d is broken: %s", peer, r.Repeat+1, r.Error))
+		i := slices.IndexFunc(groups, func(g Group) bool {
+			return g.Experiment.Name == row.Experiment && g.Rate == row.Rate && g.Queues == row.Queues
+		})
+		if i < 0 {
+			experiment, err := Lookup(row.Experiment)
+			if err != nil {
+				return nil, err
 			}
+			groups = append(groups, Group{Experiment: experiment, Rate: row.Rate, Queues: row.Queues})
+			i = len(groups) - 1
 		}
-		for _, measure := range experiment.Measures {
-			line = append(line, measure.cell(good))
-		}
-		if idle {
-			line = append(line, idleCell(good))
-		}
-		lines = append(lines, line)
+		groups[i].Rows = append(groups[i].Rows, row)
 	}
-	text := fmt.Sprintf("### %s: %s\n%v, %d queues\n\n%s\n", experiment.Name, experiment.About, g.rate, g.queues, markdown(lines))
-	for _, note := range notes {
-		text += "**Broken** " + strings.ReplaceAll(note, "\n", " / ") + "\n\n"
-	}
-	_, err = io.WriteString(w, text)
-	return err
+	return groups, nil
 }
 
-func peersOf(rows []Row) []string {
+// Peers are the shapers, in the order of their first runs.
+func (g Group) Peers() []string {
 	var peers []string
-	for _, r := range rows {
+	for _, r := range g.Rows {
 		if r.Repeat == 0 && !slices.Contains(peers, r.Peer) {
 			peers = append(peers, r.Peer)
 		}
@@ -92,7 +55,80 @@ func peersOf(rows []Row) []string {
 	return peers
 }
 
-func (m Measure) header() string {
+// Good are the rows of a shaper that are not broken.
+func (g Group) Good(peer string) []Row {
+	return slices.DeleteFunc(slices.Clone(g.Rows), func(r Row) bool { return r.Peer != peer || r.Error != "" })
+}
+
+// Median is that of a measure over a shaper's rows; there is none where all are broken.
+func (g Group) Median(peer, measure string) (float64, bool) {
+	values := valuesOf(g.Good(peer), measure)
+	if len(values) == 0 {
+		return 0, false
+	}
+	return stats.Median(values), true
+}
+
+// Table is a line for each shaper below one of names, with the median of each measure and, where there
+// are several runs, its smallest and largest value.
+func (g Group) Table() [][]string {
+	lines := [][]string{{"shaper"}}
+	for _, measure := range g.Experiment.Measures {
+		lines[0] = append(lines[0], measure.Header())
+	}
+	// To find out what packets cost, the CPU is always busy.
+	idle := g.Experiment.Cost == nil
+	if idle {
+		lines[0] = append(lines[0], "idle %")
+	}
+	for _, peer := range g.Peers() {
+		line := []string{peer}
+		good := g.Good(peer)
+		for _, measure := range g.Experiment.Measures {
+			line = append(line, measure.cell(good))
+		}
+		if idle {
+			line = append(line, idleCell(good))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// Broken says which runs are, and why.
+func (g Group) Broken() (notes []string) {
+	for _, r := range g.Rows {
+		if r.Error != "" {
+			notes = append(notes, fmt.Sprintf("%s, run %d is broken: %s", r.Peer, r.Repeat+1, strings.ReplaceAll(r.Error, "\n", " / ")))
+		}
+	}
+	return notes
+}
+
+// Table writes a Markdown table for each experiment, rate and number of queues.
+func Table(w io.Writer, rows []Row) error {
+	groups, err := Groups(rows)
+	if err != nil {
+		return err
+	}
+	for _, g := range groups {
+		text := fmt.Sprintf("### %s: %s\n%v, %d queues\n\n", g.Experiment.Name, g.Experiment.About, g.Rate, g.Queues)
+		if g.Experiment.Published != "" {
+			text += "Published: " + g.Experiment.Published + "\n\n"
+		}
+		text += Markdown(g.Table()) + "\n"
+		for _, note := range g.Broken() {
+			text += "**Broken** " + note + "\n\n"
+		}
+		if _, err := io.WriteString(w, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Header is the name of the measure, with its unit.
+func (m Measure) Header() string {
 	if m.Unit == "" {
 		return m.Name
 	}
@@ -101,19 +137,24 @@ func (m Measure) header() string {
 
 // cell is the median of a measure, with its spread.
 func (m Measure) cell(rows []Row) string {
-	var values []float64
-	for _, r := range rows {
-		values = append(values, r.Values[m.Name])
-	}
+	values := valuesOf(rows, m.Name)
 	if len(values) == 0 {
 		return "broken"
 	}
-	slices.Sort(values)
-	text := number(median(values))
+	text := Number(stats.Median(values))
 	if len(values) > 1 {
-		text += fmt.Sprintf(" (%s–%s)", number(values[0]), number(values[len(values)-1]))
+		text += fmt.Sprintf(" (%s–%s)", Number(values[0]), Number(values[len(values)-1]))
 	}
 	return text
+}
+
+// valuesOf are those of one measure, sorted.
+func valuesOf(rows []Row, measure string) (values []float64) {
+	for _, r := range rows {
+		values = append(values, r.Values[measure])
+	}
+	slices.Sort(values)
+	return values
 }
 
 func idleCell(rows []Row) string {
@@ -125,21 +166,15 @@ func idleCell(rows []Row) string {
 		idle = append(idle, r.Idle)
 	}
 	slices.Sort(idle)
-	text := fmt.Sprintf("%.0f", median(idle))
+	text := fmt.Sprintf("%.0f", stats.Median(idle))
 	if idle[0] < idleEnough {
 		text += " (CPU-limited)"
 	}
 	return text
 }
 
-// median expects sorted values.
-func median(values []float64) float64 {
-	n := len(values)
-	return (values[(n-1)/2] + values[n/2]) / 2
-}
-
-// number gives four significant digits, and no more than three decimals.
-func number(x float64) string {
+// Number gives four significant digits, and no more than three decimals.
+func Number(x float64) string {
 	decimals := 3
 	if x != 0 {
 		decimals = min(max(3-int(math.Floor(math.Log10(math.Abs(x)))), 0), 3)
@@ -147,8 +182,8 @@ func number(x float64) string {
 	return fmt.Sprintf("%.*f", decimals, x)
 }
 
-// markdown aligns the columns, so that the source can be read as well.
-func markdown(lines [][]string) string {
+// Markdown makes a table of lines, the first of which are names. It aligns the columns, so that the source can be read as well.
+func Markdown(lines [][]string) string {
 	widths := make([]int, len(lines[0]))
 	for _, line := range lines {
 		for i, cell := range line {

@@ -26,3 +26,10 @@ func Quantile(values []time.Duration, q float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }
+
+// Median is the middle value, or the mean of the two in the middle. There must be a value.
+func Median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
