@@ -128,7 +128,7 @@ func TestVMScripts(t *testing.T) {
 // TestSteadyState needs a clock that no busy host disturbs: the VM's that counts instructions.
 func TestSteadyState(t *testing.T) {
 	if os.Getenv("CAKECTL_VM") == "" {
-		t.Skip("make test-steady runs this in the VM")
+		t.Skip("make test-icount runs this in the VM")
 	}
 	runScripts(t, "testdata/steady")
 }
