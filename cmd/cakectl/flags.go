@@ -36,7 +36,6 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.atm, "atm", false, "the line is ATM: 53 bytes for each 48 begun")
 	flags.BoolVar(&f.ptm, "ptm", false, "the line is PTM: 65 bytes for 64")
 	flags.BoolVar(&f.noATM, "noatm", false, "the line is neither")
-	cmd.MarkFlagsMutuallyExclusive("atm", "ptm", "noatm")
 	flags.StringArrayVar(&f.rules, "map", nil, "`rule` for packets of a DSCP or mark, dscp:EF=TIN or mark:0x10=TIN (or a range), above the preset's; may be repeated; what is given takes the place of all rules, none of them is none")
 	flags.StringVar(&f.fwmark, "fwmark", "", "`mask` of the bits of a packet's mark that hold the number of its tin, from 1 in status's order, as tc-cake has it; or none")
 	flags.BoolVar(&f.innerDSCP, "inner-dscp", false, "go by the DSCP of what a tunnel (IP in IP, GRE, VXLAN, GENEVE) carries")
@@ -103,16 +102,15 @@ func (f *changeFlags) lineChange(given func(flag string) bool, change *config.Ch
 		}
 		change.MPUBytes = &bytes
 	}
-	cells := framing.None
-	switch {
-	case f.atm:
-		cells = framing.ATM
-	case f.ptm:
-		cells = framing.PTM
-	case !f.noATM:
-		return nil
+	for cells, given := range map[framing.Cells]bool{framing.ATM: f.atm, framing.PTM: f.ptm, framing.None: f.noATM} {
+		switch {
+		case !given:
+		case change.Cells != nil:
+			return invalid("a line is one of --atm, --ptm and --noatm")
+		default:
+			change.Cells = &cells
+		}
 	}
-	change.Cells = &cells
 	return nil
 }
 

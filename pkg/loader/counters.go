@@ -25,7 +25,7 @@ type Drops struct {
 }
 
 // TinCounters are totals of one tin since its maps were made. Packets are GSO segments; bytes are
-// those on the wire, with each segment's headers.
+// those on the line, with its framing and each segment's headers.
 type TinCounters struct {
 	Packets, Bytes, DelayedPackets uint64
 	// ECNMarkedPackets are those sent with a CE mark that the AQM gave them.
