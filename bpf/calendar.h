@@ -333,9 +333,11 @@ __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 
 struct repayment {
 	struct calendar *ticks;
+	__s64 debt;
 	__u32 tick;
 	__u32 tick_bytes;
-	__s64 debt;
+	__u32 free_hint;
+	__u32 pad;
 };
 
 static long line_repay_tick(__u32 index, struct repayment *repayment)
@@ -346,31 +348,42 @@ static long line_repay_tick(__u32 index, struct repayment *repayment)
 
 	if (word >> 32 == tick)
 		room -= (__u32)word;
-	if (room > repayment->debt)
-		room = repayment->debt;
+	if (room > repayment->debt) {
+		tick_book(repayment->ticks, tick, repayment->debt);
+		repayment->debt = 0;
+		return 1; /* ends the loop */
+	}
 	if (room > 0) {
 		tick_book(repayment->ticks, tick, room);
 		repayment->debt -= room;
 	}
-	return repayment->debt <= 0; /* 1 ends the loop */
+	if (repayment->free_hint == tick)
+		repayment->free_hint++;
+	return repayment->debt <= 0;
 }
 
 /* Adds what overfills a tick to the debt, and takes the debt from the ticks after it that have
  * room. A super-packet may be larger than many ticks: what they cannot repay yet, later packets
- * will.
+ * will. The hint follows over ticks that are full now, which may be more than a search looks over.
  */
 static __noinline int line_repay(struct line *line, __u32 tick, __u32 overfill)
 {
+	__u32 hint = line->state->free_hint;
 	struct repayment repayment = {
 	    .ticks = line->calendar,
-	    .tick = tick,
-	    .tick_bytes = line->tick_bytes,
 	    .debt = line->state->debt_bytes + overfill,
+	    .tick = tick + 1,
+	    .tick_bytes = line->tick_bytes,
+	    .free_hint = hint,
 	};
 	__s64 owed = repayment.debt;
 
+	if (hint == tick && !tick_has_room(line, tick))
+		repayment.free_hint++;
 	bpf_loop(REPAY_TICKS, line_repay_tick, &repayment, 0);
 	__sync_fetch_and_add(&line->state->debt_bytes, overfill - (owed - repayment.debt));
+	if (repayment.free_hint != hint)
+		line->state->free_hint = repayment.free_hint;
 	return 0;
 }
 
@@ -518,7 +531,7 @@ __noinline int line_book(struct booking_request *request)
 	__u32 already = booked > line.tick_bytes ? booked - line.tick_bytes : 0;
 	__u32 after = booked + bytes > line.tick_bytes ? booked + bytes - line.tick_bytes : 0;
 	if (after > already || line.state->debt_bytes > 0)
-		line_repay(&line, request->tick + 1, after - already);
+		line_repay(&line, request->tick, after - already);
 	return 0;
 }
 

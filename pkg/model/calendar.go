@@ -243,13 +243,22 @@ func (l *line) findRoom(n int64) int64 {
 }
 
 // repay adds what overfills tick n-1 to the debt, and takes the debt from the ticks from n on that
-// have room.
+// have room. The hint follows over those that are full now: a super-packet may fill more than one
+// search looks over.
 func (l *line) repay(n, overfill int64) {
-	l.debt += overfill
+	if l.debt += overfill; l.debt == 0 {
+		return
+	}
+	if l.freeHint == n-1 && !l.hasRoom(n-1) {
+		l.freeHint = n
+	}
 	for i := int64(0); i < repayTicks && l.debt > 0; i++ {
 		if room := min(l.debt, l.tickBytes-l.at(n+i).booked); room > 0 {
 			l.book(n + i).booked += room
 			l.debt -= room
+		}
+		if l.freeHint == n+i && !l.hasRoom(n+i) {
+			l.freeHint = n + i + 1
 		}
 	}
 }

@@ -151,7 +151,7 @@ var scenarios = []scenario{
 		},
 	},
 	{
-		name: "controller dies at one flow, then 15 UDP", fromNs: 2 * second, toNs: 5 * second, bulk: 16,
+		name: "controller dies at one flow, then 15 UDP", fromNs: 2 * second, toNs: 5 * second, bulk: 16, jain: 0.98,
 		setup: func(s *sim) {
 			s.addTCPs(0, 1, 10*millisecond, 0, forever)
 			for i := 1; i < 16; i++ {
