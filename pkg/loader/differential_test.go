@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"pgregory.net/rapid"
 
+	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/model"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -25,6 +26,10 @@ const (
 	twinTins   = 4
 	// Few, so that sets fill up and flows have to share.
 	twinFlows = 32
+
+	linkHeader = 14
+	// A test run wants a whole IPv4 header.
+	minFrame, maxFrame = linkHeader + 20, 2000
 )
 
 // twins are the data path and the model side by side.
@@ -48,19 +53,19 @@ type frameKey struct {
 
 func newTwins(t testing.TB) *twins {
 	tw := &twins{
-		injected: newInjected(t, Options{Queues: twinQueues, Tins: twinTins, Flows: twinFlows, LinkHeaderBytes: 14}, testSettings(rates.Mbit)),
+		injected: newInjected(t, Options{Queues: twinQueues, Tins: twinTins, Flows: twinFlows, LinkHeaderBytes: linkHeader}, testSettings(rates.Mbit)),
 		frames:   map[frameKey][]byte{},
 	}
 	for tin := range twinTins {
 		for _, ecn := range []bool{false, true} {
-			frame := ipv4Frame(uint8(tin), 1, 64)
+			frame := ipv4Frame(uint8(tin), 1, maxFrame)
 			if ecn {
 				frame[15] |= 2
 			}
 			tw.frames[frameKey{tin, ecn}] = frame
 		}
 	}
-	tw.options = ebpf.RunOptions{DataOut: make([]byte, 512), Context: &tw.context, ContextOut: &tw.out}
+	tw.options = ebpf.RunOptions{DataOut: make([]byte, 2*maxFrame), Context: &tw.context, ContextOut: &tw.out}
 	return tw
 }
 
@@ -179,14 +184,22 @@ func (tw *twins) do(t fataler, s step) {
 
 func (tw *twins) enqueue(t fataler, p model.Packet) {
 	t.Helper()
+	frame, wireBytes := tw.frames[frameKey{p.Tin, p.ECNCapable}][:64], p.Bytes
+	if tw.settings.Framing != (framing.Framing{}) {
+		// Framing looks at the bytes that are there, of which a test run takes a page at most.
+		wireBytes = minFrame + wireBytes%(maxFrame-minFrame)
+		frame = frame[:wireBytes]
+		p.Bytes = int64(tw.settings.Framing.Bytes(len(frame), linkHeader))
+		p.Segments = 1
+	}
 	want := tw.model.Enqueue(tw.nowNs, p)
 	for variable, value := range map[*ebpf.Variable]any{tw.hash: p.Hash, tw.forwarded: p.Forwarded} {
 		if err := variable.Set(value); err != nil {
 			t.Fatalf("set a variable: %v", err)
 		}
 	}
-	tw.context = skbContext{WireLen: uint32(p.Bytes), GSOSegs: uint32(p.Segments), Tstamp: uint64(p.OwnNs)}
-	tw.options.Data = tw.frames[frameKey{p.Tin, p.ECNCapable}]
+	tw.context = skbContext{WireLen: uint32(wireBytes), GSOSegs: uint32(p.Segments), Tstamp: uint64(p.OwnNs)}
+	tw.options.Data = frame
 	tw.options.DataOut = tw.options.DataOut[:cap(tw.options.DataOut)]
 	verdict, err := tw.program.Run(&tw.options)
 	if err != nil {
@@ -253,6 +266,12 @@ func anySettings(t *rapid.T) Settings {
 	}
 	for dscp := range s.Classes.DSCPToTin {
 		s.Classes.DSCPToTin[dscp] = uint8(dscp % twinTins)
+	}
+	if rapid.IntRange(0, 3).Draw(t, "framed") == 0 {
+		s.Framing = framing.Framing{
+			OverIP: true, OverheadBytes: rapid.IntRange(-19, 60).Draw(t, "overhead"), MPUBytes: rapid.IntRange(0, 80).Draw(t, "MPU"),
+			Cells: rapid.SampledFrom([]framing.Cells{framing.None, framing.ATM, framing.PTM}).Draw(t, "cells"),
+		}
 	}
 	for range twinTins {
 		tin := TinSettings{Rate: max(bandwidth>>rapid.IntRange(0, 4).Draw(t, "tin's part"), rates.Slowest), Ceil: rates.Unlimited}
@@ -403,6 +422,7 @@ func TestAgreesWithModelInClosedLoop(t *testing.T) {
 			settings.Tins[tin].Rate = bandwidth >> tin
 			settings.Tins[tin].Ceil = rates.Unlimited
 		}
+		settings.Framing = framing.Framing{}
 		tw.start(t, int64(injectedEpoch), settings)
 		packetNs := int64(1514 * 8e9 / float64(bandwidth))
 		var senders closedLoopSenders
