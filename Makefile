@@ -92,7 +92,7 @@ bench: lab ## the same as lab
 
 .PHONY: lab
 lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=32 REPEAT=3); makes lab/report/index.html
-	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT) -duration 2s -report lab/report
+	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT) -brief -duration 2s -report lab/report
 
 .PHONY: lint
 lint: ## formatting, vet, staticcheck

@@ -266,6 +266,28 @@ func TestRunStops(t *testing.T) {
 	}
 }
 
+func TestBrief(t *testing.T) {
+	p := Plan{Experiments: []string{"tcp1", "uneven"}, Peers: []string{"none", "htb", "cake"}, Rates: rateList(40e6, 200e6), Queues: []int{8}, Repeat: 2}
+	if got, want := len(p.Runs()), 2*3*2*2; got != want {
+		t.Errorf("%d runs, want %d", got, want)
+	}
+	p.Brief = true
+	var tcp1, uneven, none int
+	for _, run := range p.Runs() {
+		switch {
+		case run.Peer == "none":
+			none++
+		case run.Experiment == "tcp1":
+			tcp1++
+		default:
+			uneven++
+		}
+	}
+	if tcp1 != 2*2*2 || uneven != 2*2 || none != 2 {
+		t.Errorf("briefly: %d runs of tcp1, %d of uneven, %d without a shaper", tcp1, uneven, none)
+	}
+}
+
 func TestPeersOfShapersOnly(t *testing.T) {
 	p := Plan{Peers: []string{"none", "htb", "fq"}}
 	if got, want := p.peers("step"), []string{"htb"}; !slices.Equal(got, want) {

@@ -34,7 +34,10 @@ type Plan struct {
 	Repeat      int           `json:"repeat"`
 	Duration    time.Duration `json:"duration_ns"`
 	Warmup      time.Duration `json:"warmup_ns"`
-	Diffserv    string        `json:"diffserv"`
+	// Brief leaves out what adds least: of minor experiments all rates but the first, of shapers that hold
+	// no rate also the repetitions.
+	Brief    bool   `json:"brief,omitempty"`
+	Diffserv string `json:"diffserv"`
 	// Cakectl is the path of the program, where it runs.
 	Cakectl string `json:"cakectl"`
 	// Details keeps what the shapers' tools say at the end of each run.
@@ -92,13 +95,11 @@ func (p Plan) Check() error {
 func (p Plan) Runs() []Run {
 	var runs []Run
 	for _, name := range p.Experiments {
-		for _, rate := range p.rates(name) {
+		for i, rate := range p.rates(name) {
 			for _, queues := range p.queues(name) {
 				for repeat := range p.Repeat {
-					peers := p.peers(name)
-					for i := range peers {
-						// Each repetition begins with another peer: none is always the one after a boot.
-						runs = append(runs, Run{Experiment: name, Peer: peers[(i+repeat)%len(peers)], Rate: rate, Queues: queues, Repeat: repeat})
+					for _, peer := range p.turn(name, i, repeat) {
+						runs = append(runs, Run{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat})
 					}
 				}
 			}
@@ -107,11 +108,25 @@ func (p Plan) Runs() []Run {
 	return runs
 }
 
+// turn are the shapers of one repetition at the rate with an index. Each begins with another one: none is
+// always the one after a boot.
+func (p Plan) turn(experiment string, rate, repeat int) []string {
+	peers := slices.DeleteFunc(p.peers(experiment), func(name string) bool {
+		peer, err := shaper.Lookup(name)
+		return err == nil && p.Brief && !peer.Shapes && (rate > 0 || repeat > 0)
+	})
+	if len(peers) == 0 {
+		return nil
+	}
+	first := repeat % len(peers)
+	return slices.Concat(peers[first:], peers[:first])
+}
+
 // peers are the shapers that an experiment is for.
 func (p Plan) peers(experiment string) []string {
 	e, err := Lookup(experiment)
 	if len(e.Peers) > 0 {
-		return e.Peers
+		return slices.Clone(e.Peers)
 	}
 	return slices.DeleteFunc(slices.Clone(p.Peers), func(name string) bool {
 		peer, unknown := shaper.Lookup(name)
@@ -121,10 +136,15 @@ func (p Plan) peers(experiment string) []string {
 
 // rates are the bandwidths that an experiment is run at.
 func (p Plan) rates(experiment string) []rates.Rate {
-	if e, err := Lookup(experiment); err == nil && len(e.Rates) > 0 {
+	e, err := Lookup(experiment)
+	switch {
+	case err == nil && len(e.Rates) > 0:
 		return e.Rates
+	case err == nil && e.Minor && p.Brief && len(p.Rates) > 1:
+		return p.Rates[:1]
+	default:
+		return p.Rates
 	}
-	return p.Rates
 }
 
 // queues are the numbers of transmit queues that an experiment is run with.

@@ -116,6 +116,9 @@ func Table(w io.Writer, rows []Row) error {
 		if g.Experiment.Published != "" {
 			text += "Published: " + g.Experiment.Published + "\n\n"
 		}
+		if g.Experiment.Remark != "" {
+			text += g.Experiment.Remark + "\n\n"
+		}
 		text += Markdown(g.Table()) + "\n"
 		for _, note := range g.Broken() {
 			text += "**Broken** " + note + "\n\n"
