@@ -64,12 +64,23 @@ static __always_inline int bypass(enum bypass_reason reason)
 	return TC_ACT_UNSPEC;
 }
 
+/* Sets when fq may let the packet go, and by which clock: a forwarded packet has none, and newer
+ * fqs warn when they have to guess. The helper knows IP only, not the tags before it.
+ */
+static __always_inline void depart_at(struct __sk_buff *skb, __u64 departure)
+{
+	if (bpf_skb_set_tstamp(skb, departure, BPF_SKB_TSTAMP_DELIVERY_MONO))
+		skb->tstamp = departure;
+}
+
 /* The bucket whose upper bound, 2^bucket microseconds, is the first above the sojourn. */
 static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
 {
 	__u64 microseconds = sojourn_ns >> 10;
 	__u32 bucket = 0;
 
+	if (!microseconds)
+		return 0;
 	if (microseconds >> SOJOURN_BUCKETS)
 		return SOJOURN_BUCKETS - 1;
 	for (int step = 16; step; step /= 2) {
@@ -251,7 +262,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	if (departure > now)
 		stats->delayed_packets += packets;
 	if (departure > now || own > departure)
-		skb->tstamp = departure;
+		depart_at(skb, departure);
 	stats->sojourn_ns += sojourn * packets;
 	__u32 bucket = sojourn_bucket(sojourn);
 	if (bucket < SOJOURN_BUCKETS)
