@@ -59,6 +59,7 @@ test: setup-build lint check-generated test-native test-vm ## everything: checks
 .PHONY: test-native
 test-native: ## unit tests, and kernel tests on this machine (as root, in namespaces of their own)
 	$(GO) test -shuffle=on -count=1 $(GO_PACKAGES)
+	$(GO) test -count=1 -v -run '^TestLoadVerifierTable$$' ./pkg/loader
 
 .PHONY: test-race
 test-race: ## the same under the race detector
@@ -74,6 +75,14 @@ $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
 .PHONY: test-icount
 test-icount: setup-run ## what needs a clock that no busy host disturbs (it counts instructions), in QEMU
 	$(GO) run ./internal/vm/run -lane newest -icount -timeout 10m -test ./cmd/cakectl -test ./pkg/shaper -run '^(TestSteadyState|TestFramedRate)'
+
+VERIFIER_TABLE := pkg/loader/testdata/verifier
+
+.PHONY: verifier-table
+verifier-table: setup-run ## write the table of what the verifier says, on all kernels (every test lane compares with it)
+	$(GO) test -count=1 -run '^TestLoadVerifierTable$$' ./pkg/loader -verifier $(CURDIR)/$(VERIFIER_TABLE)
+	@for lane in $(VM_LANES); do $(GO) run ./internal/vm/run -lane $$lane -out $(VERIFIER_TABLE) -test ./pkg/loader -run '^TestLoadVerifierTable$$' -- -verifier /out; done
+	@cat $(VERIFIER_TABLE)/*
 
 .PHONY: test-lab
 test-lab: setup-run ## tests of the lab's own instruments, in QEMU
