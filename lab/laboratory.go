@@ -133,7 +133,12 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 		Steps:  []vm.Step{{Command: []string{guestLab, "-plan", guestPlan}}},
 		Log:    slog.New(slog.NewTextHandler(l.stderr, nil)),
 	}
-	if e, err := experiments.Lookup(plan.Experiments[0]); err == nil && e.Network == experiments.Virtio {
+	e, err := experiments.Lookup(plan.Experiments[0])
+	if err != nil {
+		return err
+	}
+	config.SMP = max(config.SMP, e.CPUs())
+	if e.Network == experiments.Virtio {
 		// What happens outside the guest goes by the host's clock.
 		config.VirtioQueues, config.ICount = e.Queues[0], false
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"slices"
 	"time"
 
 	"github.com/cakectl/cakectl/lab/pktgen"
@@ -20,9 +22,10 @@ import (
 // time of a packet is the number of its instructions. What the generator and the device need is part of
 // it, which is why the shaper of costBase is measured in the same way, in the same run.
 type CostLoad struct {
-	// Packets is how many are sent for each measure, by each thread.
+	// Packets is how many are sent for each measure, by all threads together.
 	Packets int
-	Threads int
+	// Threads are the numbers of CPUs that send at the same time.
+	Threads []int
 }
 
 // costBase is the cheapest of what all multi-queue shapers by departure times need.
@@ -43,36 +46,68 @@ const (
 
 // costs are nanoseconds a packet: with a clock that counts instructions, instructions.
 type costs struct {
-	// free is for packets that need not wait, waiting for those that do, tins for packets of all tins
-	// that need not wait.
-	free, waiting, tins float64
-	// refused is the share of the waiting that was dropped.
+	// free is for packets that need not wait, by the number of threads; waiting for packets that do, tins
+	// for packets of four tins that need not wait, both by one thread.
+	free          map[int]float64
+	waiting, tins float64
+	// refused is the share of the waiting that was dropped at once.
 	refused float64
 	base    *costs
 }
 
+func costMeasure(name string, value func(c costs) float64) Measure {
+	return Measure{name, "", func(o *outcome) (float64, error) { return value(o.cost), nil }}
+}
+
 func cost() Experiment {
-	measure := func(name string, value func(c costs) float64) Measure {
-		return Measure{name, "", func(o *outcome) (float64, error) { return value(o.cost), nil }}
-	}
 	return Experiment{
 		Name:  "cost",
 		About: "instructions a packet, in all and above mq+fq: packets that need not wait, those of four tins, packets that wait",
 		Rates: []rates.Rate{costRate},
-		Cost:  &CostLoad{Packets: 20000, Threads: 1},
+		Cost:  &CostLoad{Packets: 20000, Threads: []int{1}},
 		Measures: []Measure{
-			measure("free", func(c costs) float64 { return c.free }),
-			measure("free above fq", func(c costs) float64 { return c.free - c.base.free }),
-			measure("tins above fq", func(c costs) float64 { return c.tins - c.base.tins }),
-			measure("waiting", func(c costs) float64 { return c.waiting }),
-			measure("waiting above fq", func(c costs) float64 { return c.waiting - c.base.free }),
+			costMeasure("free", func(c costs) float64 { return c.free[1] }),
+			costMeasure("free above fq", func(c costs) float64 { return c.free[1] - c.base.free[1] }),
+			costMeasure("tins above fq", func(c costs) float64 { return c.tins - c.base.tins }),
+			costMeasure("waiting", func(c costs) float64 { return c.waiting }),
+			costMeasure("waiting above fq", func(c costs) float64 { return c.waiting - c.base.free[1] }),
 			{"refused", "%", func(o *outcome) (float64, error) { return 100 * o.cost.refused, nil }},
 		},
 	}
 }
 
+func costThreads() Experiment {
+	threads := []int{1, 2, 4, 8, 16}
+	e := Experiment{
+		Name: "threads",
+		About: "instructions a packet, with 1 to 16 CPUs sending. They take turns on one thread of the host: " +
+			"waiting for locks shows, waiting for each other's cache lines does not",
+		Rates: []rates.Rate{costRate},
+		Cost:  &CostLoad{Packets: 32000, Threads: threads},
+	}
+	for _, n := range threads {
+		e.Measures = append(e.Measures, costMeasure(fmt.Sprint(n), func(c costs) float64 { return c.free[n] }))
+	}
+	most := threads[len(threads)-1]
+	e.Measures = append(e.Measures, Measure{fmt.Sprintf("%d to 1", most), "x", func(o *outcome) (float64, error) {
+		return o.cost.free[most] / o.cost.free[1], nil
+	}})
+	return e
+}
+
+// CPUs is how many the experiment needs.
+func (e Experiment) CPUs() int {
+	if e.Cost == nil {
+		return 1
+	}
+	return slices.Max(e.Cost.Threads)
+}
+
 // runCost fills in what packets cost with a row's shaper and with none.
 func (p Plan) runCost(ctx context.Context, e Experiment, prefix string, row *Row) error {
+	if have := runtime.NumCPU(); have < e.CPUs() {
+		return fmt.Errorf("%d CPUs are to send, and there are %d", e.CPUs(), have)
+	}
 	base, err := p.costsOf(ctx, *e.Cost, prefix, costBase, row)
 	if err != nil {
 		return fmt.Errorf("%s, to compare with: %w", costBase, err)
@@ -106,40 +141,45 @@ func (p Plan) costsOf(ctx context.Context, load CostLoad, prefix, name string, r
 	}
 	defer func() { err = errors.Join(err, shaped.Close()) }()
 
-	send := func(dscps ...uint8) (pktgen.Result, error) {
+	send := func(threads int, dscps ...uint8) (pktgen.Result, error) {
 		return sendTwice(ctx, sink, pktgen.Config{
 			Device:     topo.SenderDevice,
-			Threads:    load.Threads,
+			Threads:    threads,
 			DSCPs:      dscps,
 			Flows:      costFlows / len(dscps),
-			Packets:    load.Packets / len(dscps),
+			Packets:    load.Packets / len(dscps) / threads,
 			FrameBytes: costFrame,
 		})
 	}
-	free, err := send(bestEffort)
+	c.free = map[int]float64{}
+	for _, threads := range load.Threads {
+		free, err := send(threads, bestEffort)
+		if err != nil {
+			return c, fmt.Errorf("%d threads: %w", threads, err)
+		}
+		c.free[threads] = perPacket(free)
+	}
+	tins, err := send(1, cs1, bestEffort, af41, ef)
 	if err != nil {
 		return c, err
 	}
-	tins, err := send(cs1, bestEffort, af41, ef)
-	if err != nil {
-		return c, err
-	}
-	waiting := free
+	c.tins, c.waiting = perPacket(tins), c.free[1]
 	if peer.Shapes {
 		if err := shaped.SetRate(ctx, row.Rate); err != nil {
 			return c, err
 		}
-		if waiting, err = send(bestEffort); err != nil {
+		waiting, err := send(1, bestEffort)
+		if err != nil {
 			return c, err
 		}
+		c.waiting = perPacket(waiting)
+		c.refused = float64(waiting.Refused) / float64(waiting.Sent+waiting.Refused)
 	}
 	if p.Details {
 		if row.Details, err = shaped.Details(ctx); err != nil {
 			return c, err
 		}
 	}
-	c.free, c.tins, c.waiting = perPacket(free), perPacket(tins), perPacket(waiting)
-	c.refused = float64(waiting.Refused) / float64(waiting.Sent+waiting.Refused)
 	return c, nil
 }
 

@@ -337,6 +337,7 @@ func All() []Experiment {
 		gso("gso", Veth, windows...),
 		gso("gso-nic", Virtio, byteQueueLimit()),
 		cost(),
+		costThreads(),
 	}
 }
 

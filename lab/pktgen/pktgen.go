@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,6 +98,7 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 		return Result{}, err
 	}
 	var total Result
+	first, last := time.Duration(math.MaxInt64), time.Duration(0)
 	for _, s := range streams {
 		text, err := os.ReadFile(filepath.Join(directory, s.name))
 		if err != nil {
@@ -106,10 +108,11 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 		if err != nil {
 			return Result{}, fmt.Errorf("read the result of pktgen on %s: %w", s.name, err)
 		}
-		total.Sent += r.Sent
-		total.Refused += r.Refused
-		total.Elapsed = max(total.Elapsed, r.Elapsed)
+		total.Sent += r.sent
+		total.Refused += r.refused
+		first, last = min(first, r.started), max(last, r.stopped)
 	}
+	total.Elapsed = last - first
 	return total, nil
 }
 
@@ -157,25 +160,33 @@ func write(name string, commands ...string) error {
 	return file.Close()
 }
 
+// report is what the generator says of a stream. Times are on the monotonic clock.
+type report struct {
+	sent, refused    uint64
+	started, stopped time.Duration
+}
+
 var (
-	resultLine  = regexp.MustCompile(`(?m)^Result: OK: (\d+)\(`)
-	currentLine = regexp.MustCompile(`pkts-sofar: (\d+)\s+errors: (\d+)`)
+	doneLine = regexp.MustCompile(`(?m)^Result: OK: \d+\(`)
+	counts   = regexp.MustCompile(`pkts-sofar: (\d+)\s+errors: (\d+)\s+started: (\d+)us\s+stopped: (\d+)us`)
 )
 
-// parse reads what the generator says of a stream.
-func parse(text string) (Result, error) {
-	elapsed := resultLine.FindStringSubmatch(text)
-	counts := currentLine.FindStringSubmatch(text)
-	if elapsed == nil || counts == nil {
-		return Result{}, fmt.Errorf("no result in %q", strings.TrimSpace(text))
+func parse(text string) (report, error) {
+	fields := counts.FindStringSubmatch(text)
+	if fields == nil || !doneLine.MatchString(text) {
+		return report{}, fmt.Errorf("no result in %q", strings.TrimSpace(text))
 	}
-	var numbers []uint64
-	for _, digits := range []string{elapsed[1], counts[1], counts[2]} {
-		n, err := strconv.ParseUint(digits, 10, 63)
-		if err != nil {
-			return Result{}, err
+	var numbers [4]uint64
+	for i, digits := range fields[1:] {
+		var err error
+		if numbers[i], err = strconv.ParseUint(digits, 10, 50); err != nil {
+			return report{}, err
 		}
-		numbers = append(numbers, n)
 	}
-	return Result{Sent: numbers[1], Refused: numbers[2], Elapsed: time.Duration(numbers[0]) * time.Microsecond}, nil
+	return report{
+		sent:    numbers[0],
+		refused: numbers[1],
+		started: time.Duration(numbers[2]) * time.Microsecond,
+		stopped: time.Duration(numbers[3]) * time.Microsecond,
+	}, nil
 }

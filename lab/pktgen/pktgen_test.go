@@ -21,7 +21,7 @@ Result: OK: 65000(c64999+d1) usec, 20000 (1400byte,0frags)
   307692pps 3446Mb/sec (3446150400bps) errors: 17
 `
 	got, err := parse(text)
-	if want := (Result{Sent: 20000, Refused: 17, Elapsed: 65 * time.Millisecond}); err != nil || got != want {
+	if want := (report{sent: 20000, refused: 17, started: 6130 * time.Microsecond, stopped: 71130 * time.Microsecond}); err != nil || got != want {
 		t.Errorf("parse = %+v, %v, want %+v", got, err, want)
 	}
 	if _, err := parse("Current:\n     pkts-sofar: 0  errors: 0\nResult: Starting"); err == nil {
