@@ -60,7 +60,7 @@ handed to that one.`,
 	}
 	flags.register(cmd)
 	f := cmd.Flags()
-	for flag, value := range map[string]string{"split": string(rates.SplitFlows), "rtt": config.DefaultRTT.String()} {
+	for flag, value := range map[string]string{"split": string(rates.SplitFlows), "rtt": config.DefaultRTT.String(), "on-drift": string(config.DriftRepair)} {
 		f.Lookup(flag).DefValue = value // shown in the help
 	}
 	f.StringVar(&flags.diffserv, "diffserv", string(tins.Default), "`preset` of tins: "+strings.Join(presetNames(), ", "))
@@ -97,7 +97,8 @@ func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
 			return r, err
 		}
 	}
-	for _, flag := range []string{"metrics", "keep", "replace", "check-queues"} {
+	r.change.Replace = r.replace
+	for _, flag := range []string{"metrics", "keep", "check-queues"} {
 		if cmd.Flags().Changed(flag) {
 			r.processFlags = append(r.processFlags, "--"+flag)
 		}
@@ -111,6 +112,7 @@ func (r request) spec(found *config.Spec) (config.Spec, error) {
 	base := config.New(r.device, rates.Value{})
 	if found != nil {
 		base = *found
+		base.Device = r.device // which may have been renamed since
 		if err := r.checkPreset(base.Preset); err != nil {
 			return config.Spec{}, err
 		}
@@ -184,7 +186,14 @@ func (a *app) attach(ctx context.Context, r request) error {
 // attachThroughDaemon hands the request to the daemon of the device. It returns [api.ErrNoDaemon]
 // if there is none.
 func (a *app) attachThroughDaemon(ctx context.Context, r request) error {
-	client := api.NewClient(a.env.RunDir, r.device)
+	recorded, err := a.shapers.Recorded(r.device)
+	if err != nil {
+		return err
+	}
+	if pid := a.shapers.Stopped(recorded); pid != 0 {
+		return prefix("attach", r.device, fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid))
+	}
+	client := api.NewClient(a.env.RunDir, recorded)
 	status, err := client.Status(ctx)
 	if err != nil {
 		return err
@@ -219,7 +228,11 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	if err := requireCapabilities("attach", r.device); err != nil {
 		return err
 	}
-	claim, err := api.Listen(a.env.RunDir, r.device)
+	recorded, err := a.shapers.Recorded(r.device)
+	if err != nil {
+		return err
+	}
+	claim, err := api.Listen(a.env.RunDir, recorded)
 	if err != nil {
 		return err
 	}
@@ -235,9 +248,7 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 		}
 		return err
 	}
-	d := newDaemon(a, r.device, device)
-	d.adopted = found != nil
-	return d.serve(ctx, claim, metricsListener, r.keep)
+	return newDaemon(a, r.device, device).serve(ctx, claim, metricsListener, r.keep)
 }
 
 // attachedSpec is what a device is shaped to, or nil.

@@ -19,10 +19,9 @@ import (
 
 // daemon is what attach becomes: the controller of a device, and the one who answers for it.
 type daemon struct {
-	app     *app
-	name    string
-	device  shaped
-	adopted bool
+	app    *app
+	name   string
+	device shaped
 
 	collector *metrics.Collector
 	recorder  *metrics.Recorder
@@ -95,7 +94,7 @@ func (d *daemon) announce(ctx context.Context, metricsListener net.Listener, kee
 	if err != nil {
 		return err
 	}
-	if d.adopted {
+	if d.device.Adopted() {
 		d.app.say("%s: adopted; its clocks and counters go on", d.name)
 	}
 	d.app.say("%s: %s", d.name, shapedTo(status))

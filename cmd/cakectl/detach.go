@@ -25,11 +25,15 @@ back to what they were before. A cakectl attach that runs for the device ends.`,
 }
 
 func (a *app) detach(ctx context.Context, device string) error {
-	err := a.change("detach", device, func(d api.Device) error { return d.Detach(ctx) })
+	recorded, err := a.shapers.Recorded(device)
+	if err != nil {
+		return err
+	}
+	err = a.change("detach", device, func(d api.Device) error { return d.Detach(ctx) })
 	if err != nil {
 		return mustAttached(device, err)
 	}
-	if err := api.RemoveStale(a.env.RunDir, device); err != nil {
+	if err := api.RemoveStale(a.env.RunDir, recorded); err != nil {
 		return err
 	}
 	a.say("%s: detached, and as it was found", device)

@@ -73,7 +73,7 @@ func (h *fakeHost) Attach(ctx context.Context, spec config.Spec) (shaped, error)
 	}
 	h.call("attach %s adopt=%t", spec.Device, adopt)
 	h.attached[spec.Device] = spec
-	return &fakeDevice{h, spec.Device}, nil
+	return &fakeDevice{h, spec.Device, adopt}, nil
 }
 
 func (h *fakeHost) Plan(context.Context, config.Spec) ([]string, error) {
@@ -86,7 +86,7 @@ func (h *fakeHost) Open(device string) (shaped, error) {
 	if _, ok := h.attached[device]; !ok {
 		return nil, fmt.Errorf("%s: %w", device, shaper.ErrNotAttached)
 	}
-	return &fakeDevice{h, device}, nil
+	return &fakeDevice{h, device, false}, nil
 }
 
 func (h *fakeHost) List() ([]string, error) {
@@ -100,10 +100,17 @@ func (h *fakeHost) List() ([]string, error) {
 	return devices, nil
 }
 
+func (h *fakeHost) Recorded(device string) (string, error) { return device, nil }
+
+func (h *fakeHost) Stopped(string) int { return 0 }
+
 type fakeDevice struct {
-	host *fakeHost
-	name string
+	host    *fakeHost
+	name    string
+	adopted bool
 }
+
+func (d *fakeDevice) Adopted() bool { return d.adopted }
 
 func (d *fakeDevice) OnReaction(reacted func(time.Duration)) { reacted(time.Millisecond) }
 

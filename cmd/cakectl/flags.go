@@ -23,6 +23,7 @@ type changeFlags struct {
 	rules                 []string
 	fwmark                string
 	innerDSCP, wash       bool
+	onDrift               string
 }
 
 func (f *changeFlags) register(cmd *cobra.Command) {
@@ -41,6 +42,8 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.innerDSCP, "inner-dscp", false, "go by the DSCP of what a tunnel (IP in IP, GRE, VXLAN, GENEVE) carries")
 	flags.BoolVar(&f.wash, "wash", false, "clear the DSCP of what is sent, once it was read; ECN stays")
 	completeWords(cmd, "overhead", framing.Keywords()...)
+	flags.StringVar(&f.onDrift, "on-drift", "", "what to do when others change what is ours on the device: put it back, or only tell: repair or report")
+	completeWords(cmd, "on-drift", string(config.DriftRepair), string(config.DriftReport))
 	completeWords(cmd, "split", string(rates.SplitFlows), string(rates.SplitEqual))
 	completeWords(cmd, "rtt", rttPresets()...)
 }
@@ -82,6 +85,13 @@ func (f *changeFlags) change(cmd *cobra.Command) (config.Change, error) {
 			return change, err
 		}
 		change.RTT = &rtt
+	}
+	if given("on-drift") {
+		onDrift, err := config.ParseOnDrift(f.onDrift)
+		if err != nil {
+			return change, err
+		}
+		change.OnDrift = &onDrift
 	}
 	return change, nil
 }

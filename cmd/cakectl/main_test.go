@@ -254,7 +254,7 @@ func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // retryTime is ample for an attach in an emulated machine.
-const retryTime = 30 * time.Second
+const retryTime = 60 * time.Second
 
 // retryCommand runs a program until it ends with an exit status.
 func retryCommand(ts *testscript.TestScript, neg bool, args []string) {

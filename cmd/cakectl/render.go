@@ -124,6 +124,12 @@ func printStatus(w io.Writer, s api.Status) error {
 		fmt.Fprintf(&out, "; last change %s", c.LastChange.Local().Format(time.DateTime))
 	}
 	out.WriteString("\n")
+	if c.Stale {
+		fmt.Fprintf(&out, "controller does not answer: %s unanswered, for %.0f s; the data path holds the bandwidth by itself\n", count(c.UnansweredEvents, "event"), c.UnansweredSeconds)
+	}
+	if s.Drift != nil && s.Drift.LastDetected != nil {
+		fmt.Fprintf(&out, "changed by others: %s, %d repaired; last at %s: %s\n", count(int(s.Drift.Detected), "time"), s.Drift.Repaired, s.Drift.LastDetected.Local().Format(time.DateTime), s.Drift.Last)
+	}
 	for _, reason := range slices.Sorted(maps.Keys(s.Bypassed)) {
 		if packets := s.Bypassed[reason]; packets > 0 {
 			fmt.Fprintf(&out, "passed unshaped: %s (%s)\n", count(int(packets), "packet"), reason)
@@ -144,6 +150,9 @@ func printStatus(w io.Writer, s api.Status) error {
 func controllerProcess(s api.Status) string {
 	if s.Daemon == 0 {
 		return "no process (rates stay as they are)"
+	}
+	if s.Controller.State == api.ControllerStopped {
+		return fmt.Sprintf("process %d, stopped (rates stay as they are)", s.Daemon)
 	}
 	return fmt.Sprintf("process %d", s.Daemon)
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/api"
@@ -19,6 +20,11 @@ type shapers interface {
 	// Open returns shaper.ErrNotAttached where there is nothing.
 	Open(device string) (shaped, error)
 	List() ([]string, error)
+	// Recorded is the name that a device had when it was attached.
+	Recorded(device string) (string, error)
+	// Stopped is the process that runs a device's controller and does not answer because it is
+	// stopped; 0 is none.
+	Stopped(recorded string) int
 }
 
 // shaped is an attached device.
@@ -27,6 +33,8 @@ type shaped interface {
 	Run(ctx context.Context) error
 	OnReaction(reacted func(time.Duration))
 	Spec() config.Spec
+	// Adopted tells whether the device was shaped already, and went on.
+	Adopted() bool
 	Close() error
 }
 
@@ -57,6 +65,10 @@ func (k kernel) Open(device string) (shaped, error) {
 
 func (k kernel) List() ([]string, error) { return shaper.List(k.env) }
 
+func (k kernel) Recorded(device string) (string, error) { return k.env.Recorded(device) }
+
+func (k kernel) Stopped(recorded string) int { return k.env.StoppedController(recorded) }
+
 type kernelDevice struct{ *shaper.Shaper }
 
 func (d kernelDevice) Set(ctx context.Context, change config.Change) (api.Changed, error) {
@@ -67,9 +79,15 @@ func (d kernelDevice) Set(ctx context.Context, change config.Change) (api.Change
 // on does something with an attached device: through its daemon if there is one, else directly.
 // do is called a second time when the daemon ends without an answer, so it has to be idempotent.
 func (a *app) on(device string, do func(api.Device) error) error {
-	err := do(api.NewClient(a.env.RunDir, device))
-	if !errors.Is(err, api.ErrNoDaemon) {
+	recorded, err := a.shapers.Recorded(device)
+	if err != nil {
 		return err
+	}
+	if a.shapers.Stopped(recorded) == 0 {
+		err := do(api.NewClient(a.env.RunDir, recorded))
+		if !errors.Is(err, api.ErrNoDaemon) {
+			return err
+		}
 	}
 	s, err := a.shapers.Open(device)
 	if err != nil {
@@ -81,6 +99,14 @@ func (a *app) on(device string, do func(api.Device) error) error {
 // change is on for verbs that change the device. A daemon's own rights count, not ours; without one
 // ours are checked before anything is touched.
 func (a *app) change(verb, device string, do func(api.Device) error) error {
+	recorded, err := a.shapers.Recorded(device)
+	if err != nil {
+		return err
+	}
+	// It would find what it controls changed when it goes on.
+	if pid := a.shapers.Stopped(recorded); pid != 0 {
+		return fmt.Errorf("%s %s: process %d serves it and is stopped: let it go on (kill -CONT %[3]d), or end it (kill -KILL %[3]d)", verb, device, pid)
+	}
 	return a.on(device, func(d api.Device) error {
 		if _, daemon := d.(*api.Client); !daemon {
 			if err := requireCapabilities(verb, device); err != nil {

@@ -18,7 +18,7 @@ func TestWatchPrintsALineASecond(t *testing.T) {
 		host := newFakeHost()
 		host.attachSpec("lo", rates.Gbit)
 		var out terminal
-		d := &daemon{app: &app{stdout: &out}, name: "lo", device: &fakeDevice{host, "lo"}}
+		d := &daemon{app: &app{stdout: &out}, name: "lo", device: &fakeDevice{host: host, name: "lo"}}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); d.watch(ctx) }()

@@ -132,10 +132,12 @@ func exampleStatus() Status {
 			}},
 			Queues: []TinQueue{{Queue: 3, EffectiveRate: BitsPerSec(200 * rates.Mbit), Active: true, ActiveFlows: 4}},
 		}},
-		Bypassed:   map[string]uint64{"not_ip": 1},
-		Foresight:  Foresight{Matched: map[string]uint64{"hash": 99}, Mismatched: map[string]uint64{"xps": 1}},
-		Controller: Controller{Events: 1, RecomputesByTrigger: map[string]uint64{"active": 1}, LastChange: &changed},
-		Daemon:     4711,
+		Bypassed:  map[string]uint64{"not_ip": 1},
+		Foresight: Foresight{Matched: map[string]uint64{"hash": 99}, Mismatched: map[string]uint64{"xps": 1}},
+		Controller: Controller{Events: 1, RecomputesByTrigger: map[string]uint64{"active": 1}, LastChange: &changed,
+			State: ControllerStopped, UnansweredEvents: 3, UnansweredSeconds: 2.5, Stale: true},
+		Drift:  &Drift{Policy: "repair", Detected: 2, Repaired: 1, Last: "root: is pfifo 1:, want mq ca4e:", LastDetected: &changed},
+		Daemon: 4711,
 	}
 }
 

@@ -36,6 +36,8 @@ type Status struct {
 	// Foresight tells how well transmit queues are foreseen, from while that was checked.
 	Foresight  Foresight  `json:"queue_foresight"`
 	Controller Controller `json:"controller"`
+	// Drift is what others changed on the device; null where no controller follows it.
+	Drift *Drift `json:"drift"`
 	// Daemon is the process that runs the controller; 0 is none.
 	Daemon int `json:"daemon_pid"`
 }
@@ -47,6 +49,22 @@ type Classes struct {
 	InnerDSCP  bool        `json:"inner_dscp"`
 	// Wash tells that the DSCP is cleared once it was read.
 	Wash bool `json:"wash"`
+}
+
+// Drift is what the controller's process found changed by others on the device.
+type Drift struct {
+	// Policy is what it does then, "repair" or "report".
+	Policy   string `json:"policy"`
+	Detected uint64 `json:"detected"`
+	Repaired uint64 `json:"repaired"`
+	// Last is what was found last, and LastDetected when; null if nothing ever was.
+	Last         string     `json:"last"`
+	LastDetected *time.Time `json:"last_detected"`
+	// NextRepair is when it is put back, where that has to wait; else null.
+	NextRepair *time.Time `json:"next_repair"`
+	// NotificationsLost counts how often the kernel had more to tell than the process read; it looks
+	// at everything then.
+	NotificationsLost uint64 `json:"notifications_lost"`
 }
 
 // Queues counts transmit queues.
@@ -135,7 +153,25 @@ type Controller struct {
 	EventsLost          uint64            `json:"events_lost"`
 	// LastChange is when an effective rate was last written; null before the first.
 	LastChange *time.Time `json:"last_change"`
+	// State is "running", "stopped" (by a signal or a debugger), or "none".
+	State ControllerState `json:"state"`
+	// UnansweredEvents wait in the ring, the oldest for UnansweredSeconds. Stale says that this is
+	// too long for a controller that does its work; the rates stay as they are then, and the data
+	// path holds the bandwidth by itself.
+	UnansweredEvents  int     `json:"unanswered_events"`
+	UnansweredSeconds float64 `json:"unanswered_seconds"`
+	Stale             bool    `json:"stale"`
 }
+
+// ControllerState tells whether a process runs the controller.
+type ControllerState string
+
+// The states of a controller.
+const (
+	ControllerRunning ControllerState = "running"
+	ControllerStopped ControllerState = "stopped"
+	ControllerNone    ControllerState = "none"
+)
 
 // BitsPerSec is a rate in JSON: a number, or null for unlimited.
 type BitsPerSec rates.Rate

@@ -109,7 +109,20 @@ func TestStatusJSON(t *testing.T) {
     "rate_writes": 0,
     "unchanged_recomputes": 0,
     "events_lost": 0,
-    "last_change": "2026-11-30T20:00:00.000000001Z"
+    "last_change": "2026-11-30T20:00:00.000000001Z",
+    "state": "stopped",
+    "unanswered_events": 3,
+    "unanswered_seconds": 2.5,
+    "stale": true
+  },
+  "drift": {
+    "policy": "repair",
+    "detected": 2,
+    "repaired": 1,
+    "last": "root: is pfifo 1:, want mq ca4e:",
+    "last_detected": "2026-11-30T20:00:00.000000001Z",
+    "next_repair": null,
+    "notifications_lost": 0
   },
   "daemon_pid": 4711
 }`

@@ -183,6 +183,7 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		"fwmark":     r.text(parsed(&spec.FwmarkMask, ParseFwmark)),
 		"inner_dscp": r.text(parsed(&spec.InnerDSCP, parseBool)),
 		"wash":       r.text(parsed(&spec.Wash, parseBool)),
+		"on_drift":   r.text(parsed(&spec.OnDrift, ParseOnDrift)),
 		"tins": func(_, node ast.Node) {
 			r.entries(node, "tins", func(name string, _, node ast.Node) {
 				o := TinOverride{Name: tins.CanonicalName(name)}

@@ -85,6 +85,15 @@ func ParseSplit(text string) (rates.Split, error) {
 	return s, nil
 }
 
+// ParseOnDrift reads what to do about a drift.
+func ParseOnDrift(text string) (OnDrift, error) {
+	switch d := OnDrift(text); d {
+	case DriftRepair, DriftReport:
+		return d, nil
+	}
+	return "", invalid("unknown answer to a drift %q: want %s or %s", text, DriftRepair, DriftReport)
+}
+
 // ParsePreset reads the name of a preset of tins; case does not matter.
 func ParsePreset(text string) (tins.Preset, error) {
 	def, err := tins.Lookup(text)

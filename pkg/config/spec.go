@@ -57,12 +57,24 @@ type Spec struct {
 	Replace bool `json:"replace,omitempty"`
 	// CheckQueues compares, all the time, the queues that are foreseen with those that packets go to.
 	CheckQueues bool `json:"check_queues,omitempty"`
+	// OnDrift is what a controller does when others change what is on the device; "" is DriftRepair.
+	OnDrift OnDrift `json:"on_drift,omitempty"`
 	// FromFile tells that the device is in the configuration file of a daemon: when it is not any
 	// more, it is detached.
 	FromFile bool `json:"from_file,omitempty"`
 	// DryRun only says what would be done.
 	DryRun bool `json:"dry_run,omitempty"`
 }
+
+// OnDrift is what to do when others change what cakectl put on a device.
+type OnDrift string
+
+const (
+	// DriftRepair puts it back, less and less often where others keep changing it.
+	DriftRepair OnDrift = "repair"
+	// DriftReport only tells: in the log, in the status and in the metrics.
+	DriftReport OnDrift = "report"
+)
 
 // TinOverride is what a user sets for one tin. Percentages are of the device's bandwidth. Nil with
 // its flag unset leaves a setting as it is.
@@ -167,6 +179,11 @@ func (s Spec) check() (tins.Def, error) {
 	}
 	if err := checkRTT(s.RTT); err != nil {
 		return tins.Def{}, err
+	}
+	if s.OnDrift != "" {
+		if _, err := ParseOnDrift(string(s.OnDrift)); err != nil {
+			return tins.Def{}, err
+		}
 	}
 	if s.MetricsEnabled() {
 		if err := checkAddress(s.MetricsAddress); err != nil {
@@ -334,6 +351,9 @@ type Change struct {
 	InnerDSCP  *bool          `json:"inner_dscp,omitempty"`
 	Wash       *bool          `json:"wash,omitempty"`
 	RTT        *time.Duration `json:"rtt_ns,omitempty"`
+	OnDrift    *OnDrift       `json:"on_drift,omitempty"`
+	// Replace allows, from now on, to replace a qdisc that is not the kernel's default.
+	Replace bool `json:"replace,omitempty"`
 }
 
 // Empty tells whether c changes nothing.
@@ -362,6 +382,8 @@ func (s Spec) Apply(c Change) (Spec, error) {
 	set(&s.InnerDSCP, c.InnerDSCP)
 	set(&s.Wash, c.Wash)
 	set(&s.RTT, c.RTT)
+	set(&s.OnDrift, c.OnDrift)
+	s.Replace = s.Replace || c.Replace
 	if s.Tins, err = mergeOverrides(def, s.Tins, c.Tins); err != nil {
 		return Spec{}, err
 	}
@@ -395,6 +417,8 @@ func (s Spec) ChangeTo(to Spec) (Change, error) {
 		InnerDSCP:  &to.InnerDSCP,
 		Wash:       &to.Wash,
 		RTT:        &to.RTT,
+		OnDrift:    &to.OnDrift,
+		Replace:    to.Replace,
 	}
 	for _, o := range s.Tins {
 		change.Tins = withDefaults(change.Tins, o)

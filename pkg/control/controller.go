@@ -54,6 +54,7 @@ type Controller struct {
 	kernel  Kernel
 	log     *slog.Logger
 	reacted func(time.Duration)
+	woken   func(active int)
 
 	mu       sync.Mutex
 	config   rates.Config
@@ -74,7 +75,10 @@ type Options struct {
 	Counters loader.ControllerCounters
 	// Reacted, if set, is told the time from each event that changed rates to their being written.
 	Reacted func(time.Duration)
-	Log     *slog.Logger
+	// Woken, if set, is called after each event that woke the controller, with the number of
+	// (queue, tin)s that are active.
+	Woken func(active int)
+	Log   *slog.Logger
 }
 
 // New makes a Controller. It does nothing until [Controller.Run], [Controller.Recompute] or
@@ -84,6 +88,7 @@ func New(kernel Kernel, o Options) *Controller {
 		kernel:   kernel,
 		log:      o.Log,
 		reacted:  o.Reacted,
+		woken:    o.Woken,
 		config:   o.Config,
 		written:  make(map[cell]rates.Rate, len(o.Written)),
 		counters: o.Counters,
@@ -119,12 +124,15 @@ func (c *Controller) Run(ctx context.Context, events Events) error {
 			}
 			count++
 		}
-		writes, err := c.recompute(triggerOf(first.Kind), count)
+		writes, active, err := c.recompute(triggerOf(first.Kind), count)
 		if err != nil {
 			return err
 		}
 		if writes > 0 && c.reacted != nil {
-			c.reacted(monotonicNow() - first.Time)
+			c.reacted(Now() - first.Time)
+		}
+		if c.woken != nil {
+			c.woken(active)
 		}
 	}
 }
@@ -140,8 +148,8 @@ func triggerOf(kind loader.EventKind) loader.Trigger {
 	}
 }
 
-// monotonicNow is the clock that events are stamped with.
-func monotonicNow() time.Duration {
+// Now is the clock that events are stamped with.
+func Now() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		panic(fmt.Sprintf("CLOCK_MONOTONIC: %v", err)) // every Linux has it
@@ -152,14 +160,16 @@ func monotonicNow() time.Duration {
 // Recompute brings the kernel's rates in step with what is active now and returns how many it had
 // to write.
 func (c *Controller) Recompute(trigger loader.Trigger) (writes int, err error) {
-	return c.recompute(trigger, 0)
+	writes, _, err = c.recompute(trigger, 0)
+	return writes, err
 }
 
-func (c *Controller) recompute(trigger loader.Trigger, events uint64) (int, error) {
+func (c *Controller) recompute(trigger loader.Trigger, events uint64) (writes, active int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.counters.Events += events
-	return c.apply(trigger)
+	writes, err = c.apply(trigger)
+	return writes, len(c.active), err
 }
 
 // Configure makes a new configuration effective: shrinking rates are written before configure is

@@ -146,6 +146,11 @@ func (s series) device(status api.Status) {
 	s.send("cakectl_controller_events_total", float64(controller.Events), device)
 	s.send("cakectl_controller_rate_writes_total", float64(controller.RateWrites), device)
 	s.send("cakectl_controller_unchanged_recomputes_total", float64(controller.UnchangedRecomputes), device)
+	s.send("cakectl_controller_unanswered_seconds", controller.UnansweredSeconds, device)
+	if drift := status.Drift; drift != nil {
+		s.send("cakectl_drift_detected_total", float64(drift.Detected), device)
+		s.send("cakectl_drift_repaired_total", float64(drift.Repaired), device)
+	}
 	for _, trigger := range slices.Sorted(maps.Keys(controller.RecomputesByTrigger)) {
 		s.send("cakectl_controller_recomputes_total", float64(controller.RecomputesByTrigger[trigger]), device, trigger)
 	}

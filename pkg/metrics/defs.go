@@ -79,6 +79,12 @@ func definitions() []definition {
 			"Recomputes that had nothing to write."},
 		{"cakectl_controller_reaction_seconds", histogram, device,
 			"Time from an event to the rates that it led to being written, in this process."},
+		{"cakectl_controller_unanswered_seconds", gauge, device,
+			"Age of the oldest event of the data path that the controller has not answered; 0 where it answered all."},
+		{"cakectl_drift_detected_total", counter, device,
+			"Times that the controller, in this process, found the device changed by others."},
+		{"cakectl_drift_repaired_total", counter, device,
+			"Times that it put back what others had changed."},
 		{"cakectl_rate_changes_total", counter, []string{"device", "source", "result"},
 			"Changes of the configuration asked of this process: source is cli or api, result is ok, invalid or failed."},
 

@@ -67,7 +67,9 @@ func busy() api.Status {
 		Controller: api.Controller{
 			Events: 7, Recomputes: 6, RateWrites: 5, UnchangedRecomputes: 4,
 			RecomputesByTrigger: map[string]uint64{"active": 3, "flows": 0, "idle": 1, "set": 1, "start": 1},
+			UnansweredEvents:    2, UnansweredSeconds: 1.5, Stale: true,
 		},
+		Drift: &api.Drift{Policy: "repair", Detected: 3, Repaired: 2},
 	}
 }
 

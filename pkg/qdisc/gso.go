@@ -66,12 +66,32 @@ func ApplyGSOCap(link netlink.Link, found Journal, bandwidth rates.Rate) error {
 	if err != nil {
 		return fmt.Errorf("%s: read the device: %w", link.Attrs().Name, err)
 	}
+	return setGSO(current, capped(current, found, bandwidth))
+}
+
+// capped are the limits that [ApplyGSOCap] sets.
+func capped(current netlink.Link, found Journal, bandwidth rates.Rate) gsoLimits {
 	size, segments := GSOCap(bandwidth, uint32(current.Attrs().MTU))
-	return setGSO(current, gsoLimits{
+	return gsoLimits{
 		sizeBytes:     min(size, found.GSOMaxSizeBytes),
 		segments:      min(segments, found.GSOMaxSegments),
 		ipv4SizeBytes: min(size, found.GSOIPv4MaxSizeBytes),
-	})
+	}
+}
+
+// VerifyGSO says in words which limits of the device are above those that [ApplyGSOCap] sets; empty
+// means none. Lower ones, as a driver may choose, are as good.
+func VerifyGSO(link netlink.Link, found Journal, bandwidth rates.Rate) (problems []string) {
+	a, want := link.Attrs(), capped(link, found, bandwidth)
+	above := func(name string, is, want uint32) {
+		if is > want {
+			problems = append(problems, fmt.Sprintf("%s is %d, want at most %d", name, is, want))
+		}
+	}
+	above("gso_max_size", a.GSOMaxSize, want.sizeBytes)
+	above("gso_max_segs", a.GSOMaxSegs, want.segments)
+	above("gso_ipv4_max_size", a.GSOIPv4MaxSize, want.ipv4SizeBytes)
+	return problems
 }
 
 // RestoreGSO sets the GSO limits of the device back to what the journal found.

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -38,6 +39,9 @@ type Journal struct {
 	// RealTxQueues are the queues in use (ethtool -L); 0 means unknown.
 	RealTxQueues int `json:"real_tx_queues"`
 	TxQueueLen   int `json:"tx_queue_length_packets"`
+	// LinkSpeedMegabits is the speed of the link in Mbit/s, as the driver tells it; 0 means unknown,
+	// as it is of a link that is down.
+	LinkSpeedMegabits int `json:"link_speed_megabits,omitempty"`
 	// XPS are the CPU and receive queue maps of the transmit queues. Only
 	// multi-queue devices of kernels with CONFIG_XPS have them.
 	XPS []XPSMap `json:"xps,omitempty"`
@@ -91,7 +95,28 @@ func (j Journal) checkVersion() error {
 	return nil
 }
 
+// captureTries bounds how often a device is read again because it was renamed meanwhile, which moves
+// its directory in sysfs.
+const captureTries = 10
+
 func capture(c *rtnl, link netlink.Link) (Journal, error) {
+	for range captureTries {
+		j, err := captureOnce(c, link)
+		if err != nil {
+			return Journal{}, err
+		}
+		now, err := netlink.LinkByIndex(j.Index)
+		if err != nil {
+			return Journal{}, fmt.Errorf("%s: read the device: %w", j.Device, err)
+		}
+		if now.Attrs().Name == j.Device {
+			return j, nil
+		}
+	}
+	return Journal{}, fmt.Errorf("%s: renamed in each of %d tries to read it", link.Attrs().Name, captureTries)
+}
+
+func captureOnce(c *rtnl, link netlink.Link) (Journal, error) {
 	name, index := link.Attrs().Name, link.Attrs().Index
 	current, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -112,7 +137,7 @@ func capture(c *rtnl, link netlink.Link) (Journal, error) {
 	if j.Qdiscs, err = captureQdiscs(c, index); err != nil {
 		return Journal{}, fmt.Errorf("%s: read the qdiscs: %w", j.Device, err)
 	}
-	if j.RealTxQueues, j.XPS, err = captureQueues(j.Device, index); err != nil {
+	if err := j.captureSysfs(); err != nil {
 		return Journal{}, fmt.Errorf("%s: read the transmit queues: %w", j.Device, err)
 	}
 	// Absent in network namespaces of older kernels; only used to explain.
@@ -180,34 +205,40 @@ func countFilters(msgs []tcMessage) int {
 	return n
 }
 
-func captureQueues(device string, index int) (queues int, xps []XPSMap, err error) {
-	sysfs, closeSysfs, err := deviceSysfs(device, index)
+// captureSysfs records what only sysfs shows.
+func (j *Journal) captureSysfs() error {
+	sysfs, closeSysfs, err := deviceSysfs(j.Device, j.Index)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil, nil
+		return nil
 	}
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	defer closeSysfs()
+	if text, err := fs.ReadFile(sysfs, "speed"); err == nil {
+		if speed, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+			j.LinkSpeedMegabits = max(speed, 0)
+		}
+	}
 	for {
-		dir := fmt.Sprintf("queues/tx-%d", queues)
+		dir := fmt.Sprintf("queues/tx-%d", j.RealTxQueues)
 		if _, err := fs.Stat(sysfs, dir); errors.Is(err, fs.ErrNotExist) {
-			return queues, xps, nil
+			return nil
 		} else if err != nil {
-			return 0, nil, err
+			return err
 		}
 		// The kernel answers ENOENT for the maps of a one-queue device.
 		cpus, err := fs.ReadFile(sysfs, dir+"/xps_cpus")
 		if err == nil {
 			var rx []byte
 			if rx, err = fs.ReadFile(sysfs, dir+"/xps_rxqs"); err == nil {
-				xps = append(xps, XPSMap{queues, strings.TrimSpace(string(cpus)), strings.TrimSpace(string(rx))})
+				j.XPS = append(j.XPS, XPSMap{j.RealTxQueues, strings.TrimSpace(string(cpus)), strings.TrimSpace(string(rx))})
 			}
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return 0, nil, err
+			return err
 		}
-		queues++
+		j.RealTxQueues++
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -32,14 +33,26 @@ type Shaper struct {
 	log  *slog.Logger
 	name string
 
+	// nudged makes the follower look at the device.
+	nudged     chan struct{}
+	lastLookNs atomic.Int64 // when the follower looked last, on the wall clock
+
 	mu         sync.Mutex
 	device     netlink.Link
+	seen       qdisc.Journal // the device when it was last looked at
+	applied    situation     // what the settings in force were made for
 	record     record
 	recordLost bool
+	adopted    bool
 	rates      rates.Config
 	datapath   *loader.DataPath // nil where the pins are gone
+	old        *loader.DataPath // the program of one that another version made, in place of datapath
 	controller *control.Controller
 	reacted    func(time.Duration)
+	// stopController ends the present run of the controller and waits for that; nil without one.
+	stopController func()
+	drift          drift
+	takingBack     bool // a repair may replace any qdisc
 }
 
 // Attach shapes a device as spec says. Where it is shaped already, the device is adopted: traffic,
@@ -54,15 +67,18 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 	if spec.Keep && env.pinsVanish() {
 		return nil, fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(env.BPFFS))
 	}
+	device, err := netlink.LinkByName(spec.Device)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
+	}
+	if spec.Device, err = env.Recorded(spec.Device); err != nil {
+		return nil, err
+	}
 	l, err := env.lockDevice(ctx, spec.Device)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
-	device, err := netlink.LinkByName(spec.Device)
-	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
-	}
 	s, err := open(env, spec.Device)
 	switch {
 	case errors.Is(err, ErrNotAttached):
@@ -95,7 +111,7 @@ func (s *Shaper) sweepUp(ctx context.Context) (bool, error) {
 		s.log.Info("the device that was shaped is gone; starting over", "device", s.name)
 	case s.recordLost:
 		s.log.Warn("the record of what was there before is lost; giving the kernel's defaults back first", "device", s.name)
-	case s.datapath == nil:
+	case s.program() == nil:
 		s.log.Info("an earlier attach or detach was cut short; restoring the device first", "device", s.name)
 	default:
 		return false, nil
@@ -110,10 +126,10 @@ func (s *Shaper) requireGone() error {
 	if err != nil {
 		return err
 	}
-	if s.record.Netns == netns || s.datapath == nil {
+	if s.record.Netns == netns || s.program() == nil {
 		return nil
 	}
-	gone, err := s.datapath.Orphaned()
+	gone, err := s.program().Orphaned()
 	if err != nil || gone {
 		return err
 	}
@@ -134,10 +150,6 @@ func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Sp
 
 // newShaper notes what an attach has to know before it touches the device.
 func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) {
-	cfg, err := spec.Resolve(linkSpeed(spec.Device))
-	if err != nil {
-		return nil, err
-	}
 	found, err := qdisc.Capture(device)
 	if err != nil {
 		return nil, err
@@ -146,20 +158,46 @@ func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &Shaper{
+	s := &Shaper{
 		env:    env,
 		log:    env.Log,
 		name:   spec.Device,
+		nudged: make(chan struct{}, 1),
 		device: device,
-		rates:  cfg,
+		seen:   found,
 		record: record{
 			Version: recordVersion,
 			Ifindex: device.Attrs().Index,
 			Netns:   netns,
+			Build:   loader.Build(),
 			Spec:    spec,
 			Found:   found,
 		},
-	}, nil
+	}
+	s.rates, err = s.resolve(spec)
+	return s, err
+}
+
+// resolve turns a spec into rates. A percentage of a link that does not tell its speed now, because
+// it is down, is one of the speed that it had.
+func (s *Shaper) resolve(spec config.Spec) (rates.Config, error) {
+	if speed := s.seen.LinkSpeedMegabits; speed != 0 {
+		s.record.LinkSpeed = rates.Rate(speed) * rates.Mbit
+	}
+	return spec.Resolve(s.record.LinkSpeed)
+}
+
+// program is what may be attached to the device: the data path, or that of another version.
+func (s *Shaper) program() *loader.DataPath {
+	if s.datapath != nil {
+		return s.datapath
+	}
+	return s.old
+}
+
+// errOtherVersion says what to do about a data path that this version cannot read.
+func (s *Shaper) errOtherVersion() error {
+	return fmt.Errorf("another version of cakectl attached it, whose maps this one cannot read: cakectl attach %s takes it over, under traffic", s.name)
 }
 
 // adopt completes a device that another process attached, and makes spec effective.
@@ -172,13 +210,17 @@ func (s *Shaper) adopt(ctx context.Context, spec config.Spec) error {
 		// No part of a change: who answers for the device decides.
 		s.record.Spec.FromFile, s.record.Spec.CheckQueues = spec.FromFile, spec.CheckQueues
 	}
-	if s.rates, err = s.record.Spec.Resolve(linkSpeed(s.name)); err != nil {
+	if err := s.refresh(); err != nil {
+		return err
+	}
+	if s.rates, err = s.resolve(s.record.Spec); err != nil {
 		return err
 	}
 	if err := s.run(ctx, s.steps()); err != nil {
 		return err
 	}
 	_, err = s.change(ctx, change)
+	s.adopted = err == nil
 	return err
 }
 
@@ -242,27 +284,68 @@ func (s *Shaper) loadDataPath(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.datapath == nil {
-		if err := s.newDataPath(len(s.rates.Tins)); err != nil {
+	switch pins := s.env.pins(s.name); {
+	case s.datapath != nil && s.record.Build != loader.Build():
+		if err := s.datapath.Renew(s.device, s.loaderOptions(), pins); err != nil {
+			return err
+		}
+		s.log.Info("the program of this version takes the place of another's", "device", s.name)
+		s.record.Build = loader.Build()
+	case s.datapath != nil:
+	case s.old != nil:
+		return s.takeOver(settings)
+	default:
+		if s.datapath, err = loader.Load(s.loaderOptions()); err != nil {
+			return err
+		}
+		if err := s.datapath.Pin(pins); err != nil {
 			return err
 		}
 	}
-	if err := s.datapath.Configure(settings); err != nil {
-		return err
-	}
-	queues, err := xpsQueues(s.record.Found.XPS)
+	return s.configure(s.datapath, settings)
+}
+
+// takeOver replaces the data path of another version whose maps this one cannot read. The new maps
+// know neither its counters nor what it has booked.
+func (s *Shaper) takeOver(settings loader.Settings) error {
+	datapath, err := loader.Load(s.loaderOptions())
 	if err != nil {
 		return err
 	}
-	return s.datapath.SetXPS(queues)
+	err = s.configure(datapath, settings)
+	if err == nil {
+		err = datapath.TakeOver(s.old, s.device, s.env.pins(s.name))
+	}
+	if err != nil {
+		return errors.Join(err, datapath.Close())
+	}
+	s.log.Info("took over from a version with other maps; all counters start anew", "device", s.name)
+	err = s.old.Close()
+	s.datapath, s.old, s.record.Build = datapath, nil, loader.Build()
+	return err
+}
+
+func (s *Shaper) configure(datapath *loader.DataPath, settings loader.Settings) error {
+	if err := datapath.Configure(settings); err != nil {
+		return err
+	}
+	queues, err := xpsQueues(s.seen.XPS)
+	if err != nil {
+		return err
+	}
+	if err := datapath.SetXPS(queues); err != nil {
+		return err
+	}
+	s.applied = s.situation()
+	return nil
 }
 
 // queuesInUse is the number of transmit queues that the kernel chooses from, as far as the maps have
-// room for them.
+// room for them. The maps have room for all that the device can have, so ethtool -L needs no others.
 func (s *Shaper) queuesInUse() int {
-	queues := max(s.record.Found.RealTxQueues, 1)
-	if s.record.Found.RealTxQueues == 0 {
-		queues = max(s.record.Found.NumTxQueues, 1)
+	queues := max(s.seen.RealTxQueues, 1)
+	if s.seen.RealTxQueues == 0 {
+		queues = max(s.seen.NumTxQueues, 1)
 	}
 	if s.datapath != nil {
 		queues = min(queues, s.datapath.Queues())
@@ -270,8 +353,8 @@ func (s *Shaper) queuesInUse() int {
 	return queues
 }
 
-func (s *Shaper) newDataPath(tins int) (err error) {
-	queues := max(s.record.Found.NumTxQueues, 1)
+func (s *Shaper) loaderOptions() loader.Options {
+	queues, tins := max(s.seen.NumTxQueues, 1), len(s.rates.Tins)
 	flows := loader.DefaultFlows
 	for flows > 8*loader.FlowWays && queues*tins*flows*flowBytes > maxFlowTableBytes {
 		flows /= 2
@@ -280,11 +363,7 @@ func (s *Shaper) newDataPath(tins int) (err error) {
 	if len(s.device.Attrs().HardwareAddr) > 0 {
 		header = 14
 	}
-	s.datapath, err = loader.Load(loader.Options{Queues: queues, Tins: tins, Flows: flows, LinkHeaderBytes: header})
-	if err != nil {
-		return err
-	}
-	return s.datapath.Pin(s.env.pins(s.name))
+	return loader.Options{Queues: queues, Tins: tins, Flows: flows, LinkHeaderBytes: header}
 }
 
 func (s *Shaper) installQdiscs(ctx context.Context) error {
@@ -298,7 +377,12 @@ func (s *Shaper) installQdiscs(ctx context.Context) error {
 }
 
 func (s *Shaper) capGSO(context.Context) error {
-	return qdisc.ApplyGSOCap(s.device, s.record.Found, packetRate(s.record.Spec, s.rates.Bandwidth, s.device.Attrs().MTU))
+	return qdisc.ApplyGSOCap(s.device, s.record.Found, s.gsoRate())
+}
+
+// gsoRate is the rate that super-packets are capped by.
+func (s *Shaper) gsoRate() rates.Rate {
+	return packetRate(s.record.Spec, s.rates.Bandwidth, s.device.Attrs().MTU)
 }
 
 // sizeFQ makes the fqs large enough for the rates and for what sockets may have waiting.
@@ -319,7 +403,7 @@ func (s *Shaper) sizeFQ() error {
 }
 
 func (s *Shaper) qdiscs() qdisc.Options {
-	return qdisc.Options{FQ: s.record.FQ, Replace: s.record.Spec.Replace}
+	return qdisc.Options{FQ: s.record.FQ, Replace: s.record.Spec.Replace || s.takingBack, Force: s.takingBack}
 }
 
 // grow keeps limits that are larger: an fq that is given a smaller one drops what it holds beyond.
@@ -335,10 +419,13 @@ func (s *Shaper) attachProgram(context.Context) error {
 	if err != nil || attached {
 		return err
 	}
-	s.record.Attachment, err = s.datapath.Attach(s.device, s.env.Hook)
+	attachment, err := s.datapath.Attach(s.device, s.env.Hook)
 	if err != nil {
 		return err
 	}
+	// A clsact qdisc of ours stays ours where only our filter was taken away.
+	attachment.MadeClsact = attachment.MadeClsact || attachment.Hook == loader.Clsact && s.record.Attachment.MadeClsact
+	s.record.Attachment = attachment
 	if err := s.datapath.PinLink(s.env.pins(s.name)); err != nil {
 		return err
 	}
@@ -346,6 +433,9 @@ func (s *Shaper) attachProgram(context.Context) error {
 }
 
 func (s *Shaper) startController(context.Context) error {
+	if s.controller != nil {
+		return nil
+	}
 	written, err := s.datapath.Cells()
 	if err != nil {
 		return err
@@ -363,7 +453,8 @@ func (s *Shaper) startController(context.Context) error {
 				s.reacted(d)
 			}
 		},
-		Log: s.log.With("device", s.name),
+		Woken: s.woken,
+		Log:   s.log.With("device", s.name),
 	})
 	_, err = s.controller.Recompute(loader.TriggerStart)
 	return err
@@ -372,6 +463,10 @@ func (s *Shaper) startController(context.Context) error {
 // Open takes over an attached device without changing anything on it. It returns [ErrNotAttached]
 // where there is none.
 func Open(env Env, device string) (*Shaper, error) {
+	device, err := env.Recorded(device)
+	if err != nil {
+		return nil, err
+	}
 	s, err := open(env, device)
 	if err != nil {
 		return nil, err
@@ -379,14 +474,18 @@ func Open(env Env, device string) (*Shaper, error) {
 	if s.recordLost {
 		return s, nil // good for Detach only
 	}
-	if s.rates, err = s.record.Spec.Resolve(linkSpeed(device)); err != nil {
+	err = s.refresh()
+	if err == nil {
+		s.rates, err = s.resolve(s.record.Spec)
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
 func open(env Env, device string) (*Shaper, error) {
-	s := &Shaper{env: env, log: env.Log, name: device}
+	s := &Shaper{env: env, log: env.Log, name: device, nudged: make(chan struct{}, 1)}
 	record, err := env.readRecord(device)
 	if errors.Is(err, ErrNotAttached) {
 		record, s.recordLost = env.lostRecord(device)
@@ -398,7 +497,7 @@ func open(env Env, device string) (*Shaper, error) {
 		return nil, err
 	}
 	s.record = record
-	link, err := netlink.LinkByName(device)
+	link, err := netlink.LinkByIndex(record.Ifindex)
 	var missing netlink.LinkNotFoundError
 	if err != nil && !errors.As(err, &missing) {
 		return nil, fmt.Errorf("find %s: %w", device, err)
@@ -407,24 +506,62 @@ func open(env Env, device string) (*Shaper, error) {
 	if netnsErr != nil {
 		return nil, netnsErr
 	}
-	if err == nil && link.Attrs().Index == record.Ifindex && netns == record.Netns {
+	if err == nil && netns == record.Netns {
 		s.device = link
 	}
 	s.datapath, err = loader.Open(env.pins(device))
+	if errors.Is(err, loader.ErrLayout) {
+		s.log.Debug("the data path is of another version", "device", device, "err", err)
+		s.old, err = loader.OpenProgram(env.pins(device))
+	}
 	if err != nil && !errors.Is(err, loader.ErrNotPinned) {
 		return nil, fmt.Errorf("open the data path of %s: %w", device, err)
 	}
 	return s, nil
 }
 
+// refresh reads the device anew. One that is gone is forgotten, and one that is made anew has another
+// index, so it stays gone.
+func (s *Shaper) refresh() error {
+	if s.device == nil {
+		return nil
+	}
+	index := s.device.Attrs().Index
+	link, err := netlink.LinkByIndex(index)
+	var seen qdisc.Journal
+	if err == nil {
+		seen, err = qdisc.Capture(link)
+	}
+	if err != nil {
+		// It may go while it is read, which has many names.
+		var missing netlink.LinkNotFoundError
+		if _, gone := netlink.LinkByIndex(index); errors.As(gone, &missing) {
+			s.device = nil
+			return nil
+		}
+		return fmt.Errorf("find %s: %w", s.name, err)
+	}
+	if was, is := s.device.Attrs().Name, link.Attrs().Name; was != is {
+		s.log.Info("the device was renamed", "device", s.name, "from", was, "to", is)
+	}
+	s.device, s.seen = link, seen
+	return nil
+}
+
 // Close lets go of the device and leaves it shaped.
 func (s *Shaper) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.datapath == nil {
-		return nil
+	return s.close()
+}
+
+func (s *Shaper) close() error {
+	var errs []error
+	for _, datapath := range []*loader.DataPath{s.datapath, s.old} {
+		if datapath != nil {
+			errs = append(errs, datapath.Close())
+		}
 	}
-	err := s.datapath.Close()
-	s.datapath = nil
-	return err
+	s.datapath, s.old = nil, nil
+	return errors.Join(errs...)
 }

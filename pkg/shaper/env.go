@@ -3,6 +3,7 @@
 package shaper
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
@@ -128,6 +130,9 @@ type record struct {
 	// Ifindex and Netns identify the device: a name alone may come to mean another.
 	Ifindex int    `json:"ifindex"`
 	Netns   uint64 `json:"netns"`
+	// Build is the program that runs, and LinkSpeed what percentages are of.
+	Build     string     `json:"build"`
+	LinkSpeed rates.Rate `json:"link_speed_bits_per_second"`
 
 	Spec       config.Spec       `json:"spec"`
 	FQ         qdisc.FQOptions   `json:"fq"`
@@ -255,7 +260,7 @@ func (e Env) lockDevice(ctx context.Context, device string) (*lock, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
 	for {
-		l, err := tryLock(filepath.Join(e.RunDir, device+".lock"))
+		l, err := tryLock(filepath.Join(e.RunDir, device+".lock"), unix.LOCK_EX)
 		if !errors.Is(err, ErrBusy) {
 			return l, err
 		}
@@ -270,7 +275,11 @@ func (e Env) lockDevice(ctx context.Context, device string) (*lock, error) {
 // lockController makes this process the only one that runs the device's controller; the file then
 // holds its process ID.
 func (e Env) lockController(device string) (*lock, error) {
-	l, err := tryLock(e.controllerLock(device))
+	l, err := tryLock(e.controllerLock(device), unix.LOCK_EX)
+	for try := 0; errors.Is(err, ErrBusy) && try < 10; try++ {
+		time.Sleep(20 * time.Millisecond) // whoever asks for controllerPID has the lock for a moment
+		l, err = tryLock(e.controllerLock(device), unix.LOCK_EX)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("run the controller of %s: %w", device, err)
 	}
@@ -295,7 +304,7 @@ func (e Env) controllerPID(device string) int {
 	if _, err := os.Stat(path); err != nil {
 		return 0
 	}
-	l, err := tryLock(path)
+	l, err := tryLock(path, unix.LOCK_SH)
 	if err == nil {
 		l.release()
 		return 0
@@ -308,12 +317,73 @@ func (e Env) controllerPID(device string) int {
 	return pid
 }
 
-func tryLock(path string) (*lock, error) {
+// StoppedController is the process that runs the controller of a device, by the name it was attached
+// under, if that process is stopped; else 0.
+func (e Env) StoppedController(device string) int {
+	pid := e.controllerPID(device)
+	if processState(pid) != api.ControllerStopped {
+		return 0
+	}
+	return pid
+}
+
+// processState tells whether a process that runs a controller does anything.
+func processState(pid int) api.ControllerState {
+	if pid == 0 {
+		return api.ControllerNone
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return api.ControllerRunning // it holds the lock, and we may not look
+	}
+	// The state follows the command, which is in parentheses and may contain some.
+	_, state, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
+	if strings.HasPrefix(state, "T") || strings.HasPrefix(state, "t") {
+		return api.ControllerStopped
+	}
+	return api.ControllerRunning
+}
+
+// Recorded is the name under which a device is attached: the one that it had then, in pins, record and
+// socket, though it may have been renamed since. It is the name itself where nothing is attached.
+func (e Env) Recorded(device string) (string, error) {
+	link, err := netlink.LinkByName(device)
+	if err != nil {
+		return device, nil // gone, and known by the name it had, if any
+	}
+	netns, err := netnsID()
+	if err != nil {
+		return "", err
+	}
+	names, err := List(e)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		r, err := e.readRecord(name)
+		if err != nil || r.Netns != netns {
+			continue
+		}
+		switch {
+		case r.Ifindex == link.Attrs().Index:
+			return name, nil
+		case name == device:
+			// Gone, unless it has another name now.
+			if renamed, err := netlink.LinkByIndex(r.Ifindex); err == nil {
+				return "", fmt.Errorf("%s: %w: it has the name that %s had when that was attached; detach that first (cakectl detach %[3]s)", device, ErrNotAttached, renamed.Attrs().Name)
+			}
+		}
+	}
+	return device, nil
+}
+
+// tryLock takes a lock, for itself (LOCK_EX) or with others (LOCK_SH).
+func tryLock(path string, how int) (*lock, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o640)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock: %w", err)
 	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
 	if err == nil {
 		return &lock{file}, nil
 	}

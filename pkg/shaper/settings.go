@@ -5,8 +5,6 @@ package shaper
 import (
 	"fmt"
 	"math/bits"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -104,19 +102,6 @@ func timeToSend(n uint64, rate rates.Rate) time.Duration {
 	}
 	ns, _ := bits.Div64(hi, lo, uint64(rate))
 	return min(time.Duration(min(ns, uint64(time.Hour))), time.Hour)
-}
-
-// linkSpeed is the device's speed as its driver tells it, 0 if it does not.
-func linkSpeed(device string) rates.Rate {
-	text, err := os.ReadFile(filepath.Join("/sys/class/net", device, "speed"))
-	if err != nil {
-		return 0
-	}
-	megabits, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || megabits <= 0 {
-		return 0
-	}
-	return rates.Rate(megabits) * 1_000_000
 }
 
 // xpsQueues turns the journal's XPS maps into the queues that each CPU may use.

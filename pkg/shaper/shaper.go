@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/control"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
 )
@@ -26,31 +28,79 @@ func (s *Shaper) Spec() config.Spec {
 	return s.record.Spec
 }
 
-// Run runs the controller until ctx ends, and returns nil then. It returns [ErrBusy] where another
-// process does already.
+// Adopted tells whether the device was shaped before [Attach], and went on.
+func (s *Shaper) Adopted() bool { return s.adopted }
+
+// Run runs the controller, and follows what becomes of the device, until ctx ends; it returns nil
+// then. It returns [ErrBusy] where another process does already. It has to be called in the device's
+// network namespace.
 func (s *Shaper) Run(ctx context.Context) error {
 	l, err := s.env.lockController(s.name)
 	if err != nil {
 		return err
 	}
 	defer l.release()
-	events, err := s.datapath.Events()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	controlled := make(chan error, 1)
+	go func() {
+		defer cancel()
+		controlled <- s.control(ctx)
+	}()
+	err = s.follow(ctx)
+	cancel()
+	return errors.Join(err, <-controlled)
+}
+
+// control runs the controller until ctx ends: one after the other where the device is made anew and
+// gets new maps.
+func (s *Shaper) control(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		if ctx.Err() != nil {
+			s.mu.Unlock()
+			return nil
+		}
+		runCtx, stop := context.WithCancel(ctx)
+		stopped := make(chan struct{})
+		s.stopController = func() {
+			stop()
+			<-stopped
+		}
+		datapath, controller, checkQueues := s.datapath, s.controller, s.record.Spec.CheckQueues
+		s.mu.Unlock()
+		var err error
+		if datapath == nil {
+			<-runCtx.Done() // the device could not be attached anew yet
+		} else {
+			err = runController(runCtx, datapath, controller, checkQueues)
+		}
+		close(stopped)
+		stop()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func runController(ctx context.Context, datapath *loader.DataPath, controller *control.Controller, checkQueues bool) error {
+	events, err := datapath.Events()
 	if err != nil {
 		return err
 	}
 	defer events.Close()
-	if s.Spec().CheckQueues {
-		check, err := s.datapath.CheckQueues()
+	if checkQueues {
+		check, err := datapath.CheckQueues()
 		if err != nil {
-			return fmt.Errorf("check the queues of %s: %w", s.name, err)
+			return fmt.Errorf("check where packets go: %w", err)
 		}
 		defer check.Close()
 	}
 	// What happened while nobody listened is in the shards, not in the ring.
-	if _, err := s.controller.Recompute(loader.TriggerStart); err != nil {
+	if _, err := controller.Recompute(loader.TriggerStart); err != nil {
 		return err
 	}
-	return s.controller.Run(ctx, events)
+	return controller.Run(ctx, events)
 }
 
 // Changed says what a change did.
@@ -77,17 +127,24 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 	if s.record, err = s.env.readRecord(s.name); err != nil {
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, err)
 	}
-	if s.rates, err = s.record.Spec.Resolve(linkSpeed(s.name)); err != nil {
+	if err := s.refresh(); err != nil {
 		return Changed{}, err
 	}
-	if s.device == nil || s.datapath == nil {
+	switch {
+	case s.old != nil:
+		return Changed{}, fmt.Errorf("change %s: %w", s.name, s.errOtherVersion())
+	case s.device == nil || s.datapath == nil:
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, ErrNotAttached)
+	}
+	if s.rates, err = s.resolve(s.record.Spec); err != nil {
+		return Changed{}, err
 	}
 	if s.controller == nil {
 		if err := s.startController(ctx); err != nil {
 			return Changed{}, err
 		}
 	}
+	defer s.nudge() // what is to be done about a drift may be another thing now
 	return s.change(ctx, change)
 }
 
@@ -98,9 +155,16 @@ func (s *Shaper) change(ctx context.Context, change config.Change) (Changed, err
 	if err != nil {
 		return Changed{}, err
 	}
-	cfg, err := spec.Resolve(linkSpeed(s.name))
+	cfg, err := s.resolve(spec)
 	if err != nil {
 		return Changed{}, err
+	}
+	policy := before
+	policy.OnDrift = spec.OnDrift
+	if reflect.DeepEqual(spec, policy) && spec.OnDrift != before.OnDrift {
+		// Nothing to apply, which a drift might not allow.
+		s.record.Spec = spec
+		return Changed{Spec: spec}, s.env.writeRecord(s.record)
 	}
 	s.record.Spec, s.rates = spec, cfg
 	writes, err := s.applyRates(ctx)
@@ -148,9 +212,9 @@ func (s *Shaper) Detach(ctx context.Context) error {
 // another failed; the record goes last, so that a detach that failed can be repeated.
 func (s *Shaper) teardown(ctx context.Context) error {
 	var errs []error
-	errs = append(errs, s.lookAgain())
-	if s.datapath != nil {
-		errs = append(errs, s.datapath.Detach(s.device, s.record.Attachment, s.env.pins(s.name)))
+	errs = append(errs, s.refresh())
+	if program := s.program(); program != nil {
+		errs = append(errs, program.Detach(s.device, s.record.Attachment, s.env.pins(s.name)))
 	}
 	if s.device != nil {
 		errs = append(errs, qdisc.Restore(ctx, s.device, s.record.Found), qdisc.RestoreGSO(s.device, s.record.Found))

@@ -5,15 +5,14 @@ package shaper
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
-
-	"github.com/vishvananda/netlink"
+	"time"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/control"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -44,23 +43,28 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		Bypassed: map[string]uint64{},
 		Daemon:   s.env.controllerPID(s.name),
 	}
-	if err := s.lookAgain(); err != nil {
+	if err := s.refresh(); err != nil {
 		return status, err
 	}
 	if s.device != nil {
-		now, err := qdisc.Capture(s.device)
-		if err != nil {
-			return status, err
-		}
-		status.RootQdisc = now.RootKind()
+		status.Device = s.device.Attrs().Name
+		status.RootQdisc = s.seen.RootKind()
+		status.Queues.Total = s.queuesInUse()
 	}
 	problems, err := s.problems()
 	if err != nil {
 		return status, err
 	}
+	if len(problems) > 0 || s.datapath != nil && s.device != nil && s.situation() != s.applied {
+		s.nudge() // what the kernel did not tell of
+	}
+	status.Drift = s.driftStatus()
 	status.Enforcing = len(problems) == 0
 	status.Reason = strings.Join(problems, "; ")
 	if s.datapath == nil {
+		if s.old != nil {
+			status.Reason = strings.Join(append(problems, s.errOtherVersion().Error()), "; ")
+		}
 		return status, nil
 	}
 	if err := s.readTins(&status); err != nil {
@@ -85,32 +89,17 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 	return status, err
 }
 
-// lookAgain forgets a device that is gone. One that is made anew has another index, so it stays gone.
-func (s *Shaper) lookAgain() error {
-	if s.device == nil {
-		return nil
-	}
-	_, err := netlink.LinkByIndex(s.device.Attrs().Index)
-	var missing netlink.LinkNotFoundError
-	switch {
-	case errors.As(err, &missing):
-		s.device = nil
-	case err != nil:
-		return fmt.Errorf("find %s: %w", s.name, err)
-	}
-	return nil
-}
-
 // problems lists, in words, what keeps the rates from being enforced.
 func (s *Shaper) problems() ([]string, error) {
 	var problems []string
 	if s.device == nil {
 		return []string{"the device is gone"}, nil
 	}
-	if s.datapath == nil {
+	program := s.program()
+	if program == nil {
 		return []string{"the pinned program and maps are gone"}, nil
 	}
-	attached, err := s.datapath.Attached(s.device, s.record.Attachment)
+	attached, err := program.Attached(s.device, s.record.Attachment)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +110,8 @@ func (s *Shaper) problems() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(problems, missing...), nil
+	problems = append(problems, missing...)
+	return append(problems, qdisc.VerifyGSO(s.device, s.record.Found, s.gsoRate())...), nil
 }
 
 func (s *Shaper) readTins(status *api.Status) error {
@@ -232,6 +222,10 @@ func sojourn(c loader.TinCounters) api.Sojourn {
 	return result
 }
 
+// staleAfter is how long an event waits at most for a controller that does its work: one that answers
+// a storm holds itself back for a tenth of this.
+const staleAfter = time.Second
+
 func (s *Shaper) controllerStatus() (api.Controller, error) {
 	counters, err := s.datapath.ControllerCounters()
 	if err != nil {
@@ -241,12 +235,23 @@ func (s *Shaper) controllerStatus() (api.Controller, error) {
 	if err != nil {
 		return api.Controller{}, err
 	}
+	unanswered, oldest, err := s.datapath.Unanswered()
+	if err != nil {
+		return api.Controller{}, err
+	}
 	status := api.Controller{
 		Events:              counters.Events,
 		RecomputesByTrigger: map[string]uint64{},
 		RateWrites:          counters.RateWrites,
 		UnchangedRecomputes: counters.UnchangedRecomputes,
 		EventsLost:          lost,
+		State:               processState(s.env.controllerPID(s.name)),
+		UnansweredEvents:    unanswered,
+	}
+	if unanswered > 0 {
+		age := control.Now() - oldest
+		status.UnansweredSeconds = age.Seconds()
+		status.Stale = age > staleAfter
 	}
 	for trigger, n := range counters.Recomputes {
 		status.Recomputes += n
