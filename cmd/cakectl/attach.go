@@ -41,7 +41,8 @@ shaping goes on without a process.
 
 A device that is shaped already is adopted, without a gap; --bandwidth can be left out
 then, and what is given is changed. If another cakectl serves the device, the change is
-handed to that one.`,
+handed to that one; if cakectl serve is running, it takes the device, and this command
+ends.`,
 		Example: `  cakectl attach eth0 --bandwidth 2gbit
   cakectl attach eth0 --bandwidth 95% --tin voice=rate:20mbit --tin bulk=ceil:10%
   cakectl attach eth0 --bandwidth 2gbit --dry-run`,
@@ -168,6 +169,9 @@ const claimTries = 20
 func (a *app) attach(ctx context.Context, r request) error {
 	for try := 1; ; try++ {
 		err := a.attachThroughDaemon(ctx, r)
+		if errors.Is(err, api.ErrNoDaemon) && !r.dryRun {
+			err = a.attachThroughServe(ctx, r)
+		}
 		if !errors.Is(err, api.ErrNoDaemon) {
 			return err
 		}
@@ -212,6 +216,40 @@ func (a *app) attachThroughDaemon(ctx context.Context, r request) error {
 	return a.applyChange(ctx, client, r.change)
 }
 
+// attachThroughServe hands the device to the daemon of many. It returns [api.ErrNoDaemon] if there is
+// none.
+func (a *app) attachThroughServe(ctx context.Context, r request) error {
+	host := api.NewHostClient(a.env.RunDir)
+	if _, err := host.Devices(ctx); err != nil {
+		return err
+	}
+	found, err := a.attachedSpec(r.device)
+	if err != nil {
+		return err
+	}
+	r.metricsAddress = config.MetricsNone
+	spec, err := r.spec(found)
+	if err != nil {
+		return prefix("attach", r.device, err)
+	}
+	outcome, err := host.Attach(ctx, spec)
+	if err != nil {
+		return err
+	}
+	printOutcomes(a, []api.Outcome{outcome})
+	if outcome.Result != api.ResultAttached {
+		return nil
+	}
+	status, err := api.NewClient(a.env.RunDir, r.device).Status(ctx)
+	if err != nil {
+		return err
+	}
+	a.say("%s: %s", r.device, shapedTo(status))
+	a.say("%s: %s", r.device, tinRates(status))
+	a.say("%s: cakectl serve, process %d, serves it and its metrics", r.device, status.Daemon)
+	return nil
+}
+
 // attachHere makes this process the daemon of the device.
 func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	found, err := a.attachedSpec(r.device)
@@ -237,7 +275,7 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
-	metricsListener, err := listenForMetrics(spec)
+	metricsListener, err := listenForMetrics(spec.MetricsAddress, "--metrics ADDR")
 	if err != nil {
 		return prefix("attach", r.device, err)
 	}
@@ -248,7 +286,7 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 		}
 		return err
 	}
-	return newDaemon(a, r.device, device).serve(ctx, claim, metricsListener, r.keep)
+	return newForeground(a, r.device, device).serve(ctx, claim, metricsListener, r.keep)
 }
 
 // attachedSpec is what a device is shaped to, or nil.
@@ -276,17 +314,18 @@ func (a *app) printPlan(ctx context.Context, spec config.Spec) error {
 	return nil
 }
 
-// listenForMetrics takes the address before the device is touched; nil is none.
-func listenForMetrics(spec config.Spec) (net.Listener, error) {
-	if !spec.MetricsEnabled() {
+// listenForMetrics takes the address before a device is touched; nil is none. The setting is what the
+// user can change.
+func listenForMetrics(address, setting string) (net.Listener, error) {
+	if address == "" || address == config.MetricsNone {
 		return nil, nil
 	}
-	listener, err := net.Listen("tcp", spec.MetricsAddress)
+	listener, err := net.Listen("tcp", address)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return nil, fmt.Errorf("serve metrics on %s: another process has that address; give another one with --metrics, or --metrics none", spec.MetricsAddress)
+		return nil, fmt.Errorf("serve metrics on %s: another process has that address; give another one, or none, as %s", address, setting)
 	case err != nil:
-		return nil, fmt.Errorf("serve metrics: %w; give another address with --metrics, or --metrics none", err)
+		return nil, fmt.Errorf("serve metrics: %w; give another address, or none, as %s", err, setting)
 	}
 	return listener, nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/daemon"
 )
 
 // findDevice gives the kernel's name of a device, which may have been called by another. If there is
@@ -130,7 +131,7 @@ func (a *app) completeAttached(cmd *cobra.Command, args []string, _ string) ([]s
 
 // mustAttached turns "not attached" into "no such device" where that is why.
 func mustAttached(device string, err error) error {
-	if kindOf(err) != api.KindNotAttached {
+	if daemon.KindOf(err) != api.KindNotAttached {
 		return err
 	}
 	if _, missing := findDevice(device); missing != nil {

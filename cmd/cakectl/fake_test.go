@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/daemon"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/shaper"
 )
@@ -26,6 +29,8 @@ import (
 //   - Attach of an attached device adopts it and applies the spec as a change.
 //   - Set checks the change with the Spec it has, and changes nothing if that fails.
 //   - After Detach, whoever did it, Set is ErrNotAttached.
+//   - A device that the kernel does not have cannot be attached, and Await ends when it appears
+//     (testdata/vm/serve.txtar).
 //   - Run lasts until its context ends and returns nil then.
 type fakeHost struct {
 	mu       sync.Mutex
@@ -35,6 +40,11 @@ type fakeHost struct {
 	// What to do wrong.
 	attachErr, detachErr, runErr, statusErr error
 	notEnforcing                            string
+	foresight                               api.Foresight
+	// missing are devices that the kernel does not have until the channel is closed.
+	missing map[string]chan struct{}
+	// slow are devices whose kernel side does not answer until the channel is closed.
+	slow map[string]chan struct{}
 	// attaching, if set, runs in the middle of an attach.
 	attaching func(ctx context.Context) error
 }
@@ -52,11 +62,16 @@ func (h *fakeHost) called() []string {
 	return slices.Clone(h.calls)
 }
 
-func (h *fakeHost) Attach(ctx context.Context, spec config.Spec) (shaped, error) {
+func (h *fakeHost) Attach(ctx context.Context, spec config.Spec) (daemon.Shaped, error) {
 	if h.attaching != nil {
 		if err := h.attaching(ctx); err != nil {
 			return nil, fmt.Errorf("attach %s: put mq and fq in place: %w", spec.Device, err)
 		}
+	}
+	h.wait(spec.Device)
+	if h.isMissing(spec.Device) {
+		_, err := netlink.LinkByName(spec.Device)
+		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,11 +91,39 @@ func (h *fakeHost) Attach(ctx context.Context, spec config.Spec) (shaped, error)
 	return &fakeDevice{h, spec.Device, adopt}, nil
 }
 
+// wait lasts while a device is slow.
+func (h *fakeHost) wait(device string) {
+	h.mu.Lock()
+	slow := h.slow[device]
+	h.mu.Unlock()
+	if slow != nil {
+		<-slow
+	}
+}
+
+func (h *fakeHost) isMissing(device string) bool {
+	select {
+	case <-h.missing[device]:
+		return false
+	default:
+		return h.missing[device] != nil
+	}
+}
+
+func (h *fakeHost) Await(ctx context.Context, device string) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-h.missing[device]:
+		return nil
+	}
+}
+
 func (h *fakeHost) Plan(context.Context, config.Spec) ([]string, error) {
 	return []string{"do something"}, nil
 }
 
-func (h *fakeHost) Open(device string) (shaped, error) {
+func (h *fakeHost) Open(device string) (daemon.Shaped, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, ok := h.attached[device]; !ok {
@@ -145,6 +188,7 @@ func (d *fakeDevice) Set(_ context.Context, change config.Change) (api.Changed, 
 }
 
 func (d *fakeDevice) Status(context.Context) (api.Status, error) {
+	d.host.wait(d.name)
 	d.host.mu.Lock()
 	defer d.host.mu.Unlock()
 	if d.host.statusErr != nil {
@@ -179,7 +223,18 @@ func (d *fakeDevice) Detach(context.Context) error {
 	return nil
 }
 
+func (d *fakeDevice) CheckQueues(context.Context, time.Duration) (api.Foresight, error) {
+	return d.host.foresight, nil
+}
+
 func (d *fakeDevice) Close() error { return nil }
+
+// spec is what a device is shaped to.
+func (h *fakeHost) spec(device string) config.Spec {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.attached[device]
+}
 
 // attachSpec makes a device attached by a process that is gone.
 func (h *fakeHost) attachSpec(device string, bandwidth rates.Rate) {
@@ -232,7 +287,7 @@ func (s *shell) start(args ...string) *command {
 	go func() {
 		defer close(done)
 		args := append([]string{"--run-dir", s.runDir, "--log-level", "error"}, args...)
-		c.exit <- run(ctx, args, &c.stdout, &c.stderr, func(shaper.Env) shapers { return s.host })
+		c.exit <- run(ctx, args, &c.stdout, &c.stderr, func(shaper.Env) daemon.Shapers { return s.host })
 	}()
 	s.t.Cleanup(func() { cancel(nil); <-done })
 	return c

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cakectl/cakectl/pkg/daemon"
 )
 
 func main() {
@@ -20,7 +22,7 @@ func main() {
 func realMain() int {
 	ctx, stop := withSignals(context.Background())
 	defer stop()
-	return run(ctx, os.Args[1:], os.Stdout, os.Stderr, kernelShapers)
+	return run(ctx, os.Args[1:], os.Stdout, os.Stderr, daemon.KernelShapers)
 }
 
 // interrupted is the cause of a context that a signal ended.
@@ -37,12 +39,34 @@ func withSignals(parent context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	hangups := make(chan os.Signal, 2)
 	if !signal.Ignored(syscall.SIGHUP) { // nohup
-		signal.Notify(signals, syscall.SIGHUP)
+		signal.Notify(hangups, syscall.SIGHUP)
+	}
+	next := func() interrupted {
+		select {
+		case s := <-signals:
+			return interrupted{s.(syscall.Signal)}
+		case s := <-hangups:
+			return interrupted{s.(syscall.Signal)}
+		}
 	}
 	go func() {
-		cancel(interrupted{(<-signals).(syscall.Signal)})
-		os.Exit(interrupted{(<-signals).(syscall.Signal)}.exitStatus())
+		cancel(next())
+		os.Exit(next().exitStatus())
 	}()
-	return ctx, func() { signal.Stop(signals) }
+	ctx = context.WithValue(ctx, hangupsKey{}, hangups)
+	return ctx, func() { signal.Stop(signals); signal.Stop(hangups) }
+}
+
+type hangupsKey struct{}
+
+// takeHangups has SIGHUP come by a channel, and end the process no more, until stop is called.
+func takeHangups(ctx context.Context) (hangups <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	if before, ok := ctx.Value(hangupsKey{}).(chan os.Signal); ok {
+		signal.Stop(before)
+	}
+	return c, func() { signal.Stop(c) }
 }

@@ -30,6 +30,9 @@ func shapedTo(s api.Status) string {
 	if len(s.Tins) > 1 {
 		text += ", split by " + s.Split
 	}
+	if s.Attach == "" { // not attached
+		return text
+	}
 	return fmt.Sprintf("%s, %s by %s under %s", text, count(s.Queues.Total, "transmit queue"), s.Attach, cmp.Or(s.RootQdisc, "no qdisc"))
 }
 

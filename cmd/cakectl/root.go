@@ -16,6 +16,7 @@ import (
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/daemon"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/shaper"
 )
@@ -35,17 +36,17 @@ var errNotEnforcing = errors.New("not enforcing")
 // app is one run of the command.
 type app struct {
 	stdout, stderr io.Writer
-	shapersFor     func(shaper.Env) shapers
+	shapersFor     func(shaper.Env) daemon.Shapers
 
 	// Set from the flags before a verb starts.
 	env     shaper.Env
-	shapers shapers
+	shapers daemon.Shapers
 	started bool
 }
 
 // run executes a command line and returns the exit status. ctx ends what is under way; everything
 // is undone then.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFor func(shaper.Env) shapers) int {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFor func(shaper.Env) daemon.Shapers) int {
 	a := &app{stdout: stdout, stderr: stderr, shapersFor: shapersFor}
 	root := a.rootCommand()
 	root.SetArgs(args)
@@ -76,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 	for _, mistake := range mistakes(err) {
 		a.complain("%v", mistake)
 	}
-	switch kindOf(err) {
+	switch daemon.KindOf(err) {
 	case api.KindInvalid:
 		return exitInvalid
 	case api.KindNotAttached:
@@ -99,23 +100,6 @@ func mistakes(err error) []error {
 		}
 	}
 	return joined.Unwrap()
-}
-
-// kindOf sorts errors, for exit statuses and for the answers to other processes.
-func kindOf(err error) api.Kind {
-	var answered *api.Error
-	switch {
-	case errors.As(err, &answered):
-		return answered.Kind
-	case errors.Is(err, config.ErrInvalid):
-		return api.KindInvalid
-	case errors.Is(err, shaper.ErrNotAttached):
-		return api.KindNotAttached
-	case errors.Is(err, shaper.ErrBusy):
-		return api.KindBusy
-	default:
-		return api.KindFailed
-	}
 }
 
 // invalidError is a [config.ErrInvalid] of the command line.
@@ -198,7 +182,8 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 		a.started = true
 		return nil
 	}
-	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(), a.checkCommand(), a.versionCommand())
+	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(),
+		a.serveCommand(), a.applyCommand(), a.checkCommand(), a.versionCommand())
 	root.SetHelpCommand(helpCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 90"))
 	root.InitDefaultCompletionCmd()

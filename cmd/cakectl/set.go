@@ -11,6 +11,7 @@ import (
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/daemon"
 )
 
 func (a *app) setCommand() *cobra.Command {
@@ -43,10 +44,10 @@ about the line, so what is said of it beside that and not given goes.`,
 
 func (a *app) set(ctx context.Context, device string, change config.Change) error {
 	err := a.change("set", device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
-	if kindOf(err) != api.KindNotAttached {
+	if daemon.KindOf(err) != api.KindNotAttached {
 		return err
 	}
-	if err := mustAttached(device, err); kindOf(err) != api.KindNotAttached {
+	if err := mustAttached(device, err); daemon.KindOf(err) != api.KindNotAttached {
 		return err
 	}
 	return fmt.Errorf("%w; first: cakectl attach %s --bandwidth RATE", err, device)

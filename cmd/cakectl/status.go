@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/daemon"
 )
 
 func (a *app) statusCommand() *cobra.Command {
@@ -72,7 +74,7 @@ func (a *app) readStatus(ctx context.Context, device string) (status api.Status,
 
 // statusAll shows every device that can be read, and then complains about the others.
 func (a *app) statusAll(ctx context.Context, asJSON bool) error {
-	devices, err := a.shapers.List()
+	devices, err := a.devices(ctx)
 	if err != nil {
 		return err
 	}
@@ -82,7 +84,7 @@ func (a *app) statusAll(ctx context.Context, asJSON bool) error {
 	for _, device := range devices {
 		status, err := a.readStatus(ctx, device)
 		switch {
-		case kindOf(err) == api.KindNotAttached: // detached since it was listed
+		case daemon.KindOf(err) == api.KindNotAttached: // detached since it was listed
 		case err != nil:
 			failed = errors.Join(failed, err)
 		default:
@@ -105,6 +107,21 @@ func (a *app) statusAll(ctx context.Context, asJSON bool) error {
 		return errNotEnforcing
 	}
 	return nil
+}
+
+// devices names those that are attached, and those that serve would attach if it could.
+func (a *app) devices(ctx context.Context) ([]string, error) {
+	attached, err := a.shapers.List()
+	if err != nil {
+		return nil, err
+	}
+	served, err := api.NewHostClient(a.env.RunDir).Devices(ctx)
+	if err != nil && !errors.Is(err, api.ErrNoDaemon) {
+		return nil, err
+	}
+	devices := append(attached, served...)
+	slices.Sort(devices)
+	return slices.Compact(devices), nil
 }
 
 func (a *app) printJSON(v any) error {

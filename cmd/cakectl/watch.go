@@ -34,23 +34,23 @@ const (
 )
 
 // watch prints a line a second of what the device does, until ctx ends.
-func (d *daemon) watch(ctx context.Context) {
+func (f *foreground) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	var before api.Status
 	var beforeTime time.Time
 	for lines := 0; ; {
 		now := time.Now()
-		status, err := d.device.Status(ctx)
+		status, err := f.device.Status(ctx)
 		switch {
 		case err != nil:
-			d.app.say("%s: %s", d.name, oneLine(err.Error()))
+			f.app.say("%s: %s", f.name, oneLine(err.Error()))
 		case !beforeTime.IsZero():
 			if lines%headerEvery == 0 {
-				d.app.say("%s", watchHeader(status))
+				f.app.say("%s", watchHeader(status))
 			}
 			lines++
-			d.app.say("%s", watchLine(before, status, now, now.Sub(beforeTime)))
+			f.app.say("%s", watchLine(before, status, now, now.Sub(beforeTime)))
 			fallthrough
 		default:
 			before, beforeTime = status, now

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cakectl/cakectl/pkg/daemon"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -18,10 +19,10 @@ func TestWatchPrintsALineASecond(t *testing.T) {
 		host := newFakeHost()
 		host.attachSpec("lo", rates.Gbit)
 		var out terminal
-		d := &daemon{app: &app{stdout: &out}, name: "lo", device: &fakeDevice{host: host, name: "lo"}}
+		f := &foreground{app: &app{stdout: &out}, name: "lo", device: &daemon.Device{Shaped: &fakeDevice{host: host, name: "lo"}}}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); d.watch(ctx) }()
+		go func() { defer close(done); f.watch(ctx) }()
 		time.Sleep(2*time.Second + time.Millisecond)
 		host.mu.Lock()
 		host.statusErr = errors.New("read the counters:\nno such map")

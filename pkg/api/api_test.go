@@ -225,7 +225,7 @@ func TestServerRefusesBadRequests(t *testing.T) {
 	}{
 		{"unknown setting", "PATCH", "/v1/config", `{"bandwith":"1gbit"}`, 400, `unknown field \"bandwith\"`},
 		{"bad rate", "PATCH", "/v1/config", `{"bandwidth":"1mbps"}`, 400, "ambiguous"},
-		{"no JSON", "PATCH", "/v1/config", `bandwidth=1gbit`, 400, "read the change"},
+		{"no JSON", "PATCH", "/v1/config", `bandwidth=1gbit`, 400, "read the request"},
 		{"two values", "PATCH", "/v1/config", `{}{}`, 400, "more than one JSON value"},
 		{"empty", "PATCH", "/v1/config", ``, 400, "EOF"},
 		{"too large", "PATCH", "/v1/config", strings.Repeat(" ", maxBodyBytes+1) + "{}", 400, "too large"},

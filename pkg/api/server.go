@@ -20,7 +20,7 @@ const (
 	requestTimeout  = 10 * time.Second // until a request has arrived whole
 	shutdownTimeout = 10 * time.Second // for requests that are being answered when the daemon ends
 	maxHeaderBytes  = 16 << 10
-	maxBodyBytes    = 64 << 10
+	maxBodyBytes    = 1 << 20 // the specs of some hundred devices
 )
 
 // Changed says what a change came to.
@@ -38,9 +38,10 @@ type Device interface {
 	Detach(ctx context.Context) error
 }
 
-// Server answers requests for a device.
+// Server answers requests for a device, or for the daemon of many: one of the two is set.
 type Server struct {
 	Device Device
+	Host   Host
 	// Classify gives the kind of the device's errors.
 	Classify func(error) Kind
 	Log      *slog.Logger
@@ -75,13 +76,17 @@ func (l *Listener) Serve(ctx context.Context, s Server) error {
 
 func (s Server) handler() http.Handler {
 	mux := http.NewServeMux()
+	if s.Host != nil {
+		s.serveHost(mux)
+		return mux
+	}
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, r *http.Request) {
 		status, err := s.Device.Status(r.Context())
 		s.answer(w, r, status, err)
 	})
 	// A change that has begun is brought to its end, even if the client goes away.
 	mux.HandleFunc("PATCH /v1/config", func(w http.ResponseWriter, r *http.Request) {
-		change, err := readChange(w, r)
+		change, err := read[config.Change](w, r)
 		if err != nil {
 			s.answer(w, r, nil, err)
 			return
@@ -96,22 +101,22 @@ func (s Server) handler() http.Handler {
 	return mux
 }
 
-// readChange reads the body of a request strictly: a setting that this version does not know must
-// not be lost silently.
-func readChange(w http.ResponseWriter, r *http.Request) (config.Change, error) {
-	var change config.Change
+// read reads the body of a request strictly: a setting that this version does not know must not be
+// lost silently.
+func read[T any](w http.ResponseWriter, r *http.Request) (T, error) {
+	var value T
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBodyBytes))
 	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&change)
+	err := decoder.Decode(&value)
 	if err == nil {
 		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("more than one JSON value")
 		}
 	}
 	if err != nil {
-		return config.Change{}, &Error{KindInvalid, fmt.Sprintf("read the change: %v", err)}
+		return value, &Error{KindInvalid, fmt.Sprintf("read the request: %v", err)}
 	}
-	return change, nil
+	return value, nil
 }
 
 // answer writes a value, or the error.

@@ -49,6 +49,7 @@ type Collector struct {
 
 	reaction     *prometheus.HistogramVec
 	rateChanges  *prometheus.CounterVec
+	reloaded     prometheus.Gauge
 	scrapeErrors prometheus.Counter
 }
 
@@ -69,6 +70,9 @@ func New(source Source, build Build, log *slog.Logger) *Collector {
 			c.reaction = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: d.name, Help: d.help, Buckets: reactionBuckets()}, d.labels)
 		case "cakectl_rate_changes_total":
 			c.rateChanges = prometheus.NewCounterVec(prometheus.CounterOpts{Name: d.name, Help: d.help}, d.labels)
+		case "cakectl_config_last_reload_successful":
+			c.reloaded = prometheus.NewGauge(prometheus.GaugeOpts{Name: d.name, Help: d.help})
+			c.reloaded.Set(1)
 		case "cakectl_scrape_errors_total":
 			c.scrapeErrors = prometheus.NewCounter(prometheus.CounterOpts{Name: d.name, Help: d.help})
 		default:
@@ -89,6 +93,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	c.reaction.Describe(ch)
 	c.rateChanges.Describe(ch)
+	c.reloaded.Describe(ch)
 	c.scrapeErrors.Describe(ch)
 }
 
@@ -109,7 +114,17 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.reaction.Collect(ch)
 	c.rateChanges.Collect(ch)
+	c.reloaded.Collect(ch)
 	c.scrapeErrors.Collect(ch)
+}
+
+// Reloaded notes whether the configuration file could be read again.
+func (c *Collector) Reloaded(successful bool) {
+	if successful {
+		c.reloaded.Set(1)
+	} else {
+		c.reloaded.Set(0)
+	}
 }
 
 // series sends the metrics of one scrape.
@@ -200,10 +215,12 @@ func label(device string) string { return strings.ToValidUTF8(device, "\uFFFD") 
 // ChangeSource says where a change of the configuration came from.
 type ChangeSource string
 
-// The sources of changes: the flags of the daemon's own command line, and its socket.
+// The sources of changes: the flags of the daemon's own command line, its socket, and the file that it
+// serves.
 const (
-	SourceCLI ChangeSource = "cli"
-	SourceAPI ChangeSource = "api"
+	SourceCLI  ChangeSource = "cli"
+	SourceAPI  ChangeSource = "api"
+	SourceFile ChangeSource = "file"
 )
 
 // ChangeResult says what became of a change of the configuration.
@@ -229,7 +246,7 @@ func (c *Collector) Recorder(device string) *Recorder {
 		reaction: c.reaction.WithLabelValues(device),
 		changes:  c.rateChanges.MustCurryWith(prometheus.Labels{"device": device}),
 	}
-	for _, source := range []ChangeSource{SourceCLI, SourceAPI} {
+	for _, source := range []ChangeSource{SourceCLI, SourceAPI, SourceFile} {
 		for _, result := range []ChangeResult{ResultOK, ResultInvalid, ResultFailed} {
 			r.changes.WithLabelValues(string(source), string(result))
 		}

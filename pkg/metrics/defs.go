@@ -86,8 +86,10 @@ func definitions() []definition {
 		{"cakectl_drift_repaired_total", counter, device,
 			"Times that it put back what others had changed."},
 		{"cakectl_rate_changes_total", counter, []string{"device", "source", "result"},
-			"Changes of the configuration asked of this process: source is cli or api, result is ok, invalid or failed."},
+			"Changes of the configuration asked of this process: source is cli, api or file, result is ok, invalid or failed."},
 
+		{"cakectl_config_last_reload_successful", gauge, nil,
+			"Whether the configuration file was without mistakes when serve read it last: 1 or 0."},
 		{"cakectl_scrape_errors_total", counter, nil,
 			"Scrapes that could not read the state of all devices."},
 	}

@@ -231,7 +231,7 @@ func TestDocumentation(t *testing.T) {
 	var doc strings.Builder
 	doc.WriteString(`# Metrics
 
-` + "`cakectl attach` serves these under `/metrics` (default `127.0.0.1:9750`, `--metrics`)." + `
+` + "`cakectl attach` and `cakectl serve` serve these under `/metrics` (default `127.0.0.1:9750`, `--metrics`)." + `
 Rates are in bytes per second, times in seconds. Packets are GSO segments: what leaves the NIC, not what the
 stack hands down. Counters start when the device is attached and go on when a new process adopts it; those
 said to be of the process start with it.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/daemon"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/shaper"
 )
@@ -335,7 +336,7 @@ func TestMetricsAddressThatIsTaken(t *testing.T) {
 	s := newShell(t)
 	_, stderr := s.run(exitFailed, "attach", "lo", "--bandwidth", "1gbit", "--metrics", taken.Addr().String())
 	wantContains(t, stderr, "cakectl: attach lo: serve metrics on "+taken.Addr().String()+
-		": another process has that address; give another one with --metrics, or --metrics none\n")
+		": another process has that address; give another one, or none, as --metrics ADDR\n")
 	wantCalls(t, s.host)
 	s.wantLeft()
 }
@@ -394,7 +395,7 @@ func TestKinds(t *testing.T) {
 		{fmt.Errorf("lo: %w", &api.Error{Kind: api.KindNotAttached}), api.KindNotAttached},
 		{errors.New("operation not permitted"), api.KindFailed},
 	} {
-		if got := kindOf(test.err); got != test.kind {
+		if got := daemon.KindOf(test.err); got != test.kind {
 			t.Errorf("%v: %s, want %s", test.err, got, test.kind)
 		}
 	}
