@@ -30,11 +30,10 @@ import (
 //   - a change of the bandwidth needs one write for each active cell, and one to the same bandwidth
 //     none, so a write that leaves its cell as it was is wasted (pkg/shaper
 //     TestVMSetWritesWhatChanged);
-//   - what is in the maps outlives the process that wrote it (pkg/loader TestAdopt).
-//
-// A cell holds a pace as [loader.DataPath.WriteCell] makes it, so a rate of 0 and an unlimited one
-// both leave it empty, and it is read back as [loader.DataPath.Cells] does; that is arithmetic of
-// package rates, and no test of a kernel shows it. A write that fails changes nothing.
+//   - a cell holds what was written, as a pace, and reads back as that; a rate of 0 and an unlimited
+//     one both leave it empty, and a write that fails changes nothing (pkg/loader TestCells);
+//   - what is in the maps outlives the process that wrote it (pkg/loader TestAdopt);
+//   - an event that is lost leaves what it told in the maps (pkg/loader TestRingOverflow).
 //
 // At every write the fake checks what the controller owes the kernel: that the write is not wasted,
 // and that the cells never guarantee more than the bandwidth that the data path has.
@@ -49,6 +48,7 @@ type fakeKernel struct {
 	reads     int
 	counters  loader.ControllerCounters
 	puts      int
+	answered  []time.Time // when events were
 	// failWrite, if set, is asked before each write; the others fail each call while they are set.
 	failWrite               func(queue, tin int) error
 	failActive, failCounter error
@@ -105,6 +105,9 @@ func (k *fakeKernel) PutControllerCounters(c loader.ControllerCounters) error {
 		return k.failCounter
 	}
 	k.puts++
+	if c.Events > k.counters.Events {
+		k.answered = append(k.answered, time.Now())
+	}
 	k.counters = c
 	return nil
 }
@@ -603,42 +606,61 @@ func TestRunReturnsErrors(t *testing.T) {
 	}
 }
 
-// TestLoopProperty: whatever turns active, is set, fails or is restarted, the guarantees stay within
-// the bandwidth at each write, no write is wasted (the fake kernel checks both), and whatever
-// succeeds leaves the kernel with the plan.
-func TestLoopProperty(t *testing.T) {
-	const queues = 6
-	// From 100 Mbit/s on no share is below the slowest pace that the data path can hold.
+// Generators of the property tests.
+
+// drawConfig draws a configuration. From 100 Mbit/s on no share is below the slowest pace that the
+// data path can hold.
+func drawConfig(t *rapid.T) rates.Config {
 	bandwidths := rapid.OneOf(
 		rapid.Uint64Range(uint64(100*rates.Mbit), uint64(400*rates.Gbit)),
 		rapid.Uint64Range(uint64(100*rates.Mbit), uint64(200*rates.Mbit)),
 		rapid.Just(uint64(math.MaxUint64)),
 	)
-	configs := rapid.Custom(func(t *rapid.T) rates.Config {
-		config := rates.Config{
-			Bandwidth: rates.Rate(bandwidths.Draw(t, "bandwidth")),
-			Split:     rapid.SampledFrom([]rates.Split{rates.SplitFlows, rates.SplitEqual}).Draw(t, "split"),
-		}
-		for range rapid.IntRange(1, 4).Draw(t, "tins") {
-			config.Tins = append(config.Tins, rates.TinConfig{
-				Rate:     rates.Rate(rapid.Uint64Range(0, uint64(min(config.Bandwidth, 400*rates.Gbit))).Draw(t, "tin rate")),
-				Explicit: rapid.Bool().Draw(t, "explicit"),
-				Ceil:     rates.Rate(rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(uint64(10*rates.Mbit), uint64(400*rates.Gbit))).Draw(t, "ceil")),
-			})
-		}
-		return config
-	})
-	activeSets := rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) rates.Cell {
+	config := rates.Config{
+		Bandwidth: rates.Rate(bandwidths.Draw(t, "bandwidth")),
+		Split:     rapid.SampledFrom([]rates.Split{rates.SplitFlows, rates.SplitEqual}).Draw(t, "split"),
+	}
+	for range rapid.IntRange(1, 4).Draw(t, "tins") {
+		config.Tins = append(config.Tins, rates.TinConfig{
+			Rate:     rates.Rate(rapid.Uint64Range(0, uint64(min(config.Bandwidth, 400*rates.Gbit))).Draw(t, "tin rate")),
+			Explicit: rapid.Bool().Draw(t, "explicit"),
+			Ceil:     rates.Rate(rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(uint64(10*rates.Mbit), uint64(400*rates.Gbit))).Draw(t, "ceil")),
+		})
+	}
+	return config
+}
+
+// drawActive draws what is active: up to all of 6 queues and 4 tins.
+func drawActive(t *rapid.T) []rates.Cell {
+	return rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) rates.Cell {
 		return rates.Cell{
-			Queue: rapid.IntRange(0, queues-1).Draw(t, "queue"),
+			Queue: rapid.IntRange(0, 5).Draw(t, "queue"),
 			Tin:   rapid.IntRange(0, 3).Draw(t, "tin"),
 			Flows: rapid.Uint32Range(1, 12).Draw(t, "flows"),
 		}
-	}), 0, 12, func(c rates.Cell) cell { return cell{c.Queue, c.Tin} })
-	failure := errors.New("failed")
+	}), 0, 12, func(c rates.Cell) cell { return cell{c.Queue, c.Tin} }).Draw(t, "active")
+}
 
+// failAt makes the write with a random number fail, if there are that many.
+func (k *fakeKernel) failAt(t *rapid.T, failure error) {
+	at := rapid.OneOf(rapid.Just(-1), rapid.IntRange(0, 12)).Draw(t, "failing write")
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.failWrite = func(int, int) error {
+		if at--; at == -1 {
+			return failure
+		}
+		return nil
+	}
+}
+
+// TestLoopProperty: whatever turns active, is set, fails or is restarted, the guarantees stay within
+// the bandwidth at each write, no write is wasted (the fake kernel checks both), and whatever
+// succeeds leaves the kernel with the plan.
+func TestLoopProperty(t *testing.T) {
+	failure := errors.New("failed")
 	rapid.Check(t, func(t *rapid.T) {
-		config := configs.Draw(t, "config")
+		config := drawConfig(t)
 		kernel := newKernel(t, config.Bandwidth)
 		c := newController(kernel, config)
 		var recomputes, writes uint64
@@ -659,20 +681,10 @@ func TestLoopProperty(t *testing.T) {
 				t.Errorf("counters %+v after %d recomputes, %d writes", got, recomputes, writes)
 			}
 		}
-		// withFailure makes the write with a number fail, if there are that many.
-		withFailure := func(t *rapid.T) {
-			at := rapid.OneOf(rapid.Just(-1), rapid.IntRange(0, 12)).Draw(t, "failing write")
-			kernel.failWrite = func(int, int) error {
-				if at--; at == -1 {
-					return failure
-				}
-				return nil
-			}
-		}
 		t.Repeat(map[string]func(*rapid.T){
 			"activity": func(t *rapid.T) {
-				kernel.setActive(activeSets.Draw(t, "active")...)
-				withFailure(t)
+				kernel.setActive(drawActive(t)...)
+				kernel.failAt(t, failure)
 				after(c.Recompute(loader.TriggerActive))
 			},
 			"again": func(t *rapid.T) {
@@ -684,8 +696,8 @@ func TestLoopProperty(t *testing.T) {
 				recomputes++
 			},
 			"set": func(t *rapid.T) {
-				to := configs.Draw(t, "config")
-				withFailure(t)
+				to := drawConfig(t)
+				kernel.failAt(t, failure)
 				configureFails := rapid.Bool().Draw(t, "configure fails")
 				configured := false
 				n, err := c.Configure(to, func() error {
@@ -713,4 +725,117 @@ func TestLoopProperty(t *testing.T) {
 			},
 		})
 	})
+}
+
+// TestRunProperty drives the running loop in injected time: events alone and in storms, events that
+// are lost, writes that fail, maps that cannot be read, settings, and processes that end and start
+// anew. Whenever it has come to rest, the kernel has the plan of what it was told last; at each write
+// the guarantees stay within the bandwidth and nothing is written in vain (the fake kernel checks both);
+// and no second has more than 20 recomputes for events.
+func TestRunProperty(t *testing.T) {
+	failure := errors.New("failed")
+	synctest.Test(t, func(t *testing.T) {
+		// A bubble has no deadline, which rapid would ask for.
+		rapid.Check(struct{ testing.TB }{t}, func(t *rapid.T) {
+			config := drawConfig(t)
+			kernel := newKernel(t, config.Bandwidth)
+			events := newEvents()
+			var c *Controller
+			var stop func() error
+			told := true // the controller knows what is active
+
+			// start is a process that starts: it adopts the cells and reads what is active.
+			start := func() {
+				kernel.failWrite, kernel.failActive = nil, nil
+				kernel.answered = nil // its limit is its own
+				c = New(kernel, Options{Config: config, Written: kernel.grants(), Counters: kernel.counters, Log: slog.New(slog.DiscardHandler)})
+				if _, err := c.Recompute(loader.TriggerStart); err != nil {
+					t.Errorf("start: %v", err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				go func() { done <- c.Run(ctx, events) }()
+				stop = func() error {
+					cancel()
+					return <-done
+				}
+				told = true
+			}
+			// restart ends the process, which may have failed, and starts another.
+			restart := func(mayFail bool) {
+				if err := stop(); err != nil && (!mayFail || !errors.Is(err, failure)) {
+					t.Errorf("the loop ended: %v", err)
+				}
+				start()
+			}
+			start()
+			t.Repeat(map[string]func(*rapid.T){
+				"event": func(t *rapid.T) {
+					kernel.setActive(drawActive(t)...)
+					events.send(loader.EventActive)
+					told = true
+				},
+				"lost event": func(t *rapid.T) {
+					kernel.setActive(drawActive(t)...)
+					told = false
+				},
+				"storm": func(t *rapid.T) {
+					for range rapid.IntRange(1, 100).Draw(t, "events") {
+						kernel.setActive(drawActive(t)...)
+						events.send(loader.EventFlows)
+						time.Sleep(time.Duration(rapid.IntRange(0, 20).Draw(t, "ms")) * time.Millisecond)
+					}
+					told = true
+				},
+				"write fails": func(t *rapid.T) {
+					kernel.setActive(drawActive(t)...)
+					kernel.failAt(t, failure)
+					events.send(loader.EventIdle)
+					time.Sleep(time.Second)
+					restart(true)
+				},
+				"maps cannot be read": func(t *rapid.T) {
+					kernel.mu.Lock()
+					kernel.failActive = failure
+					kernel.mu.Unlock()
+					events.send(loader.EventIdle)
+					time.Sleep(time.Second)
+					restart(true)
+				},
+				"set": func(t *rapid.T) {
+					to := drawConfig(t)
+					_, err := c.Configure(to, func() error {
+						kernel.configure(to.Bandwidth)
+						return nil
+					})
+					if err != nil {
+						t.Errorf("set: %v", err)
+					}
+					config, told = to, true
+				},
+				"restart": func(*rapid.T) { restart(false) },
+				"": func(t *rapid.T) {
+					time.Sleep(time.Second)
+					synctest.Wait()
+					if told {
+						kernel.checkInStep(config)
+					}
+					kernel.checkPace()
+				},
+			})
+			if err := stop(); err != nil {
+				t.Errorf("the loop ended: %v", err)
+			}
+		})
+	})
+}
+
+// checkPace looks for a second with too many recomputes for events.
+func (k *fakeKernel) checkPace() {
+	const most = 20
+	for i := most; i < len(k.answered); i++ {
+		if k.answered[i].Sub(k.answered[i-most]) < time.Second {
+			k.t.Errorf("%d recomputes from %v to %v", most+1, k.answered[i-most], k.answered[i])
+		}
+	}
 }
