@@ -99,6 +99,10 @@ fuzz: ## fuzz the parsers for a minute
 .PHONY: bench
 bench: lab ## the same as lab
 
+.PHONY: bench-controller
+bench-controller: ## time from a packet's event to the rates written, over 10,000 of them while all CPUs are busy (as root)
+	$(GO) test ./pkg/control -run '^$$' -bench ReactionOnBusyCPUs -benchtime 10000x
+
 .PHONY: lab
 lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=32 REPEAT=3); makes lab/report/index.html
 	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT) -brief -duration 2s -report lab/report

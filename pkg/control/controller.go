@@ -55,6 +55,7 @@ type Controller struct {
 	log     *slog.Logger
 	reacted func(time.Duration)
 	woken   func(active int)
+	limiter *rate.Limiter
 
 	mu       sync.Mutex
 	config   rates.Config
@@ -89,6 +90,7 @@ func New(kernel Kernel, o Options) *Controller {
 		log:      o.Log,
 		reacted:  o.Reacted,
 		woken:    o.Woken,
+		limiter:  rate.NewLimiter(recomputesPerSecond, recomputeBurst),
 		config:   o.Config,
 		written:  make(map[cell]rates.Rate, len(o.Written)),
 		counters: o.Counters,
@@ -101,7 +103,6 @@ func New(kernel Kernel, o Options) *Controller {
 
 // Run answers events until ctx ends, and returns nil then.
 func (c *Controller) Run(ctx context.Context, events Events) error {
-	limiter := rate.NewLimiter(recomputesPerSecond, recomputeBurst)
 	for {
 		first, err := events.Next(ctx)
 		if ctx.Err() != nil {
@@ -110,7 +111,7 @@ func (c *Controller) Run(ctx context.Context, events Events) error {
 		if err != nil {
 			return err
 		}
-		if err := limiter.Wait(ctx); err != nil {
+		if err := c.limiter.Wait(ctx); err != nil {
 			return nil
 		}
 		count := uint64(1)
