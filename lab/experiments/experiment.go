@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cakectl/cakectl/lab/shaper"
@@ -70,14 +71,17 @@ func (n Network) make(prefix string, queues int) (*topo.Pair, error) {
 	}
 }
 
-// Load is some traffic. One of TCP, UDP, Iperf and Ping is set.
+// Load is some traffic. One of TCP, Short, UDP, Iperf and Ping is set.
 type Load struct {
 	Name string
 	// Back is for what goes from the receiver to the sender.
 	Back bool
 	// At is when it starts, as a share of the measured time; at 0 it starts before the warm-up.
-	At    float64
+	At float64
+	// Until, unless 0, is when TCP ends, as a share of the measured time.
+	Until float64
 	TCP   *traffic.TCPConfig
+	Short *traffic.ShortConfig
 	UDP   *UDPLoad
 	Iperf *IperfLoad
 	Ping  *traffic.PingConfig
@@ -117,6 +121,12 @@ type Action struct {
 	TimesBandwidth float64
 	// Kill ends the shaper's process by force.
 	Kill bool
+	// Signal, unless 0, is sent to the shaper's process, if it has one.
+	Signal syscall.Signal
+	// Later is how long after At it is.
+	Later time.Duration
+	// Work notes what the shaper has done so far. What flows have delivered is noted at every action.
+	Work bool
 }
 
 // DSCPs that experiments use.
@@ -146,7 +156,7 @@ func All() []Experiment {
 	ping := Load{Name: "ping", Ping: &traffic.PingConfig{Interval: pingInterval}}
 	pingTimes := []Measure{pingTime("ping", 0.5), pingTime("ping", 0.99), pingTime("ping", 1)}
 	windows := []Measure{window(10*time.Millisecond, max99), window(10*time.Millisecond, maximum), window(100*time.Millisecond, maximum)}
-	return []Experiment{
+	return slices.Concat([]Experiment{
 		{
 			Name:     "tcp1",
 			About:    "one TCP flow, a ping beside it",
@@ -338,7 +348,7 @@ func All() []Experiment {
 		gso("gso-nic", Virtio, byteQueueLimit()),
 		cost(),
 		costThreads(),
-	}
+	}, controllerExperiments())
 }
 
 func tcp(name string, flows int, dscp uint8) Load {

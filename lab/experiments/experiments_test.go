@@ -41,7 +41,7 @@ func TestAllAreSound(t *testing.T) {
 		loads := map[string]bool{}
 		for _, l := range e.Loads {
 			kinds := 0
-			for _, is := range []bool{l.TCP != nil, l.UDP != nil, l.Iperf != nil, l.Ping != nil} {
+			for _, is := range []bool{l.TCP != nil, l.UDP != nil, l.Iperf != nil, l.Ping != nil, l.Short != nil} {
 				if is {
 					kinds++
 				}

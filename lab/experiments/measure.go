@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/lab/meter"
+	"github.com/cakectl/cakectl/lab/shaper"
 	"github.com/cakectl/cakectl/lab/stats"
 	"github.com/cakectl/cakectl/lab/traffic"
 )
@@ -33,6 +34,7 @@ type outcome struct {
 	// begin and end are the measured time, after the warm-up.
 	begin, end time.Duration
 	acted      []time.Duration // when each action was done
+	notes      []note          // at each action
 	// series is what arrived at the receiver, seriesBack at the sender.
 	series, seriesBack *meter.Series
 	// flows is what each flow delivered from begin to end: bytes of payload of TCP, packets of UDP.
@@ -44,6 +46,12 @@ type outcome struct {
 	cost  costs
 	// byteQueueLimits are those of the NIC's transmit queues at the end.
 	byteQueueLimits []uint64
+}
+
+// note is what was so far when an action was done.
+type note struct {
+	flows map[string]flowCounts
+	work  shaper.Work
 }
 
 // arrived is where a load was counted, and its class there.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"slices"
@@ -244,6 +245,8 @@ func (l Load) dscp() uint8 {
 	switch {
 	case l.TCP != nil:
 		return l.TCP.DSCP
+	case l.Short != nil:
+		return l.Short.DSCP
 	case l.UDP != nil:
 		return l.UDP.DSCP
 	case l.Ping != nil:
@@ -270,7 +273,10 @@ type trial struct {
 	udp   map[string]*traffic.UDP
 	iperf map[string]*traffic.Iperf
 	ping  map[string]*traffic.Ping
+	short map[string]*traffic.Short
+	ended map[string]flowCounts // of TCP that ended under way
 	acted []time.Duration
+	notes []note
 }
 
 // prepare puts shapers and meters on the network.
@@ -347,6 +353,7 @@ func (t *trial) close() error {
 func (t *trial) run(ctx context.Context) (*outcome, error) {
 	t.tcp, t.udp = map[string]*traffic.TCP{}, map[string]*traffic.UDP{}
 	t.iperf, t.ping = map[string]*traffic.Iperf{}, map[string]*traffic.Ping{}
+	t.short, t.ended = map[string]*traffic.Short{}, map[string]flowCounts{}
 	o := &outcome{
 		bandwidth: float64(t.row.Rate) * t.experiment.Framing.Share(fullFrame),
 		loads:     t.experiment.Loads,
@@ -362,7 +369,7 @@ func (t *trial) run(ctx context.Context) (*outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.acted = t.acted
+	o.acted, o.notes = t.acted, t.notes
 	if o.series, err = t.meter.Read(); err != nil {
 		return nil, err
 	}
@@ -448,6 +455,8 @@ func (t *trial) start(ctx context.Context, index int) (err error) {
 	switch {
 	case load.TCP != nil:
 		t.tcp[load.Name], err = traffic.StartTCP(ctx, from, to, address, *load.TCP)
+	case load.Short != nil:
+		t.short[load.Name], err = traffic.StartShort(ctx, from, to, address, *load.Short)
 	case load.UDP != nil:
 		t.udp[load.Name], err = traffic.StartUDP(ctx, from, to, address, load.UDP.config(float64(t.row.Rate)))
 	case load.Iperf != nil:
@@ -458,6 +467,7 @@ func (t *trial) start(ctx context.Context, index int) (err error) {
 	}
 	if err != nil {
 		delete(t.tcp, load.Name)
+		delete(t.short, load.Name)
 		delete(t.udp, load.Name)
 		delete(t.iperf, load.Name)
 		delete(t.ping, load.Name)
@@ -468,7 +478,7 @@ func (t *trial) start(ctx context.Context, index int) (err error) {
 
 // counts are what each flow has delivered so far, by load.
 func (t *trial) counts() (map[string]flowCounts, error) {
-	counts := map[string]flowCounts{}
+	counts := maps.Clone(t.ended)
 	for name, tcp := range t.tcp {
 		received, err := tcp.Received()
 		if err != nil {
@@ -492,6 +502,9 @@ func (t *trial) stop(ctx context.Context, o *outcome) error {
 	}
 	for name, tcp := range t.tcp {
 		errs = append(errs, named(name, tcp.Stop()))
+	}
+	for name, short := range t.short {
+		errs = append(errs, named(name, short.Stop()))
 	}
 	for _, udp := range t.udp {
 		udp.StopSending()
@@ -519,23 +532,26 @@ func named(load string, err error) error {
 // act does what the experiment has planned for the measured time, and returns when that is over.
 func (t *trial) act(ctx context.Context) error {
 	type event struct {
-		at float64
+		at time.Duration
 		do func() error
 	}
+	at := func(share float64) time.Duration { return time.Duration(share * float64(t.plan.Duration)) }
 	var events []event
 	for i, load := range t.experiment.Loads {
 		if load.At > 0 {
-			events = append(events, event{load.At, func() error { return t.start(ctx, i) }})
+			events = append(events, event{at(load.At), func() error { return t.start(ctx, i) }})
+		}
+		if load.Until > 0 {
+			events = append(events, event{at(load.Until), func() error { return t.endTCP(load.Name) }})
 		}
 	}
 	for _, action := range t.experiment.Actions {
-		events = append(events, event{action.At, func() error { return t.do(ctx, action) }})
+		events = append(events, event{at(action.At) + action.Later, func() error { return t.do(ctx, action) }})
 	}
 	slices.SortStableFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 	begin := time.Now()
 	for _, event := range events {
-		at := time.Duration(event.at * float64(t.plan.Duration))
-		if err := sleep(ctx, at-time.Since(begin)); err != nil {
+		if err := sleep(ctx, event.at-time.Since(begin)); err != nil {
 			return err
 		}
 		if err := event.do(); err != nil {
@@ -545,7 +561,21 @@ func (t *trial) act(ctx context.Context) error {
 	return sleep(ctx, t.plan.Duration-time.Since(begin))
 }
 
-func (t *trial) do(ctx context.Context, action Action) error {
+// endTCP ends a load of TCP under way and keeps what it delivered.
+func (t *trial) endTCP(load string) (err error) {
+	if t.ended[load], err = t.tcp[load].Received(); err != nil {
+		return named(load, err)
+	}
+	err = t.tcp[load].Stop()
+	delete(t.tcp, load)
+	return named(load, err)
+}
+
+func (t *trial) do(ctx context.Context, action Action) (err error) {
+	var note note
+	if note.flows, err = t.counts(); err != nil {
+		return err
+	}
 	for _, shaped := range t.shaped {
 		if action.TimesBandwidth > 0 {
 			if err := shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(t.row.Rate))); err != nil {
@@ -557,7 +587,18 @@ func (t *trial) do(ctx context.Context, action Action) error {
 				return err
 			}
 		}
+		if process, ok := shaped.(shaper.Process); ok && action.Signal != 0 {
+			if err := process.Signal(action.Signal); err != nil {
+				return err
+			}
+		}
+		if worker, ok := shaped.(shaper.Worker); ok && action.Work {
+			if note.work, err = worker.Work(ctx); err != nil {
+				return err
+			}
+		}
 	}
+	t.notes = append(t.notes, note)
 	t.acted = append(t.acted, meter.Now())
 	return nil
 }

@@ -33,26 +33,35 @@ var cakeDiffservModes = map[string]uint32{
 }
 
 // cakeMQ is set by netlink: tc knows it since iproute2 7.
-type cakeMQ struct{ target Target }
+type cakeMQ struct {
+	target     Target
+	configured *callCount // nil until somebody asks for the work
+}
 
 func attachCakeMQ(_ context.Context, t Target) (Shaped, error) {
-	s := cakeMQ{t}
+	s := &cakeMQ{target: t}
 	return s, s.request(unix.NLM_F_CREATE|unix.NLM_F_EXCL, t.Rate)
 }
 
-func (s cakeMQ) SetRate(_ context.Context, rate rates.Rate) error {
+func (s *cakeMQ) SetRate(_ context.Context, rate rates.Rate) error {
 	if err := s.request(0, rate); err != nil {
 		return fmt.Errorf("change the rate of cake_mq: %w", err)
 	}
 	return nil
 }
 
-func (s cakeMQ) Details(ctx context.Context) (string, error) { return qdiscs(ctx, s.target) }
+func (s *cakeMQ) Details(ctx context.Context) (string, error) { return qdiscs(ctx, s.target) }
 
-func (cakeMQ) Kill() error  { return nil }
-func (cakeMQ) Close() error { return nil }
+func (*cakeMQ) Kill() error { return nil }
 
-func (s cakeMQ) request(flags int, rate rates.Rate) error {
+func (s *cakeMQ) Close() error {
+	if s.configured == nil {
+		return nil
+	}
+	return s.configured.close()
+}
+
+func (s *cakeMQ) request(flags int, rate rates.Rate) error {
 	mode, ok := cakeDiffservModes[s.target.Diffserv]
 	if !ok {
 		return fmt.Errorf("cake_mq has no %q", s.target.Diffserv)
