@@ -41,7 +41,7 @@ func Compare(a, b Results) (differences []Difference, compared int, err error) {
 	}
 	for _, g := range groups {
 		within := withinShare
-		if g.Experiment.Cost != nil {
+		if g.Experiment.CountsInstructions() {
 			within = withinShareCost
 		}
 		for _, peer := range g.Peers() {

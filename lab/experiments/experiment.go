@@ -44,6 +44,8 @@ type Experiment struct {
 	Loads   []Load
 	// Cost, unless nil, takes the place of loads and actions.
 	Cost *CostLoad
+	// Forwarding does the same.
+	Forwarding *ForwardingLoad
 	// Actions happen under way.
 	Actions []Action
 	// Measures are the columns of the result.
@@ -348,6 +350,7 @@ func All() []Experiment {
 		gso("gso-nic", Virtio, byteQueueLimit()),
 		cost(),
 		costThreads(),
+		forwardCost(),
 	}, controllerExperiments())
 }
 
@@ -397,6 +400,9 @@ func gso(name string, network Network, measures ...Measure) Experiment {
 	}
 	return e
 }
+
+// CountsInstructions tells that the numbers are instructions, where the clock counts them.
+func (e Experiment) CountsInstructions() bool { return e.Cost != nil || e.Forwarding != nil }
 
 // Lookup finds an experiment by its name.
 func Lookup(name string) (Experiment, error) {

@@ -44,6 +44,8 @@ type outcome struct {
 	iperf map[string]traffic.IperfResult
 	ping  map[string]traffic.PingResult
 	cost  costs
+
+	forwarding forwardingCosts
 	// byteQueueLimits are those of the NIC's transmit queues at the end.
 	byteQueueLimits []uint64
 }

@@ -190,6 +190,9 @@ func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
 	if e.Cost != nil {
 		return p.runCost(ctx, e, prefix, row)
 	}
+	if e.Forwarding != nil {
+		return p.runForwarding(ctx, e, prefix, row)
+	}
 	pair, err := e.Network.make(prefix, row.Queues)
 	if err != nil {
 		return err

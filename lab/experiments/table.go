@@ -77,7 +77,7 @@ func (g Group) Table() [][]string {
 		lines[0] = append(lines[0], measure.Header())
 	}
 	// To find out what packets cost, the CPU is always busy.
-	idle := g.Experiment.Cost == nil
+	idle := !g.Experiment.CountsInstructions()
 	if idle {
 		lines[0] = append(lines[0], "idle %")
 	}

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +46,10 @@ type Config struct {
 	Packets int
 	// FrameBytes is the length of a packet, Ethernet header included.
 	FrameBytes int
+	// Destination is who the packets are for, and Gateway whom the device hands them to; without a gateway
+	// they are for nobody in particular.
+	Destination netip.Addr
+	Gateway     net.HardwareAddr
 }
 
 // Result tells what was sent.
@@ -118,6 +124,11 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 
 // settings are the commands for a stream.
 func (c Config) settings(s stream, shared bool) []string {
+	delay := 0
+	if shared {
+		// Without any, the streams of a thread would be sent one after the other.
+		delay = 1
+	}
 	settings := []string{
 		"xmit_mode queue_xmit",
 		fmt.Sprintf("count %d", c.Packets),
@@ -127,11 +138,10 @@ func (c Config) settings(s stream, shared bool) []string {
 		fmt.Sprintf("udp_src_min %d", s.ports),
 		fmt.Sprintf("udp_src_max %d", s.ports+c.Flows),
 		fmt.Sprintf("tos %02x", s.dscp<<2),
-		"delay 0",
+		fmt.Sprintf("delay %d", delay),
 	}
-	if shared {
-		// Without any delay, the streams of a thread would be sent one after the other.
-		settings[len(settings)-1] = "delay 1"
+	if c.Gateway != nil {
+		settings = append(settings, "dst_mac "+c.Gateway.String(), "dst "+c.Destination.String())
 	}
 	return settings
 }

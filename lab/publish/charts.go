@@ -328,21 +328,23 @@ func addFlows(p *plot.Plot, shares []float64, y float64, words string) error {
 	return nil
 }
 
-// costMeasure is what the bars of costs show.
-const costMeasure = "free above fq"
+// aboveFQ is the end of the names of what is counted above mq and fq.
+const aboveFQ = " above fq"
 
-// costBars are the instructions that shapers take.
+// costBars are the instructions that shapers take, by the first measure of those above mq and fq.
 func costBars(g experiments.Group) (*picture, error) {
-	if g.Experiment.Cost == nil {
+	i := slices.IndexFunc(g.Experiment.Measures, func(m experiments.Measure) bool { return strings.HasSuffix(m.Name, aboveFQ) })
+	if i < 0 {
 		return nil, nil
 	}
+	measure := g.Experiment.Measures[i].Name
 	p := newPlot("", "instructions a packet, above mq with fq", "")
 	var labels []string
 	lowest, highest := 0., 0.
 	peers := slices.Clone(g.Peers())
 	slices.Reverse(peers)
 	for _, peer := range peers {
-		value, ok := g.Median(peer, costMeasure)
+		value, ok := g.Median(peer, measure)
 		if !ok {
 			continue
 		}
@@ -367,7 +369,7 @@ func costBars(g experiments.Group) (*picture, error) {
 	p.Y.Min, p.Y.Max = -0.6, float64(len(labels))-0.4
 	p.Y.Tick.Marker, p.Y.Tick.Length = names(labels), 0
 	return &picture{
-		name: "cost", title: "What a packet costs that need not wait",
+		name: "cost", title: "What a packet costs: " + strings.TrimSuffix(measure, aboveFQ),
 		width: 7.4 * vg.Inch, height: vg.Length(0.6+0.24*float64(len(labels))) * vg.Inch, draw: p.Draw,
 	}, nil
 }

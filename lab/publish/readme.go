@@ -44,7 +44,8 @@ var readmeRows = []struct{ words, experiment, measure string }{
 	{"4 tins, both ways (RRUL): total, %", "rrul", "total"},
 	{"rate halved under load: held after, ms", "step", "down held"},
 	{"rate put back: held after, ms", "step", "up held"},
-	{"instructions a packet above mq and fq", "cost", costMeasure},
+	{"instructions a packet above mq and fq", "cost", "free above fq"},
+	{"the same for a packet that is forwarded", "forwardcost", "forwarded above fq"},
 }
 
 // UpdateReadme replaces the table in a README.

@@ -326,6 +326,27 @@ func (p Port) noSuperPackets() error {
 	return p.do(func(link netlink.Link) error { return netlink.LinkSetGSOMaxSegs(link, 1) })
 }
 
+// MAC is the device's link-layer address.
+func (p Port) MAC() (mac net.HardwareAddr, err error) {
+	err = p.do(func(link netlink.Link) error { mac = link.Attrs().HardwareAddr; return nil })
+	return mac, err
+}
+
+// SentPackets is how many packets the device has sent.
+func (p Port) SentPackets() (packets uint64, err error) {
+	err = p.do(func(link netlink.Link) error { packets = link.Attrs().Statistics.TxPackets; return nil })
+	return packets, err
+}
+
+// AddNobody makes an address on the receiver's side whose packets the receiver throws away at once: their
+// link-layer address is nobody's.
+func (p *Pair) AddNobody() (netip.Addr, error) {
+	subnet := p.ReceiverAddresses[0].As4()
+	subnet[3] = 99
+	nobody := netip.AddrFrom4(subnet)
+	return nobody, p.Up.neighbours(net.HardwareAddr{2, 0, 0, 0, 0, 99}, []netip.Addr{nobody})
+}
+
 // steer makes one CPU receive all packets of a flow, as the hashing of a NIC does. A veth device
 // receives on the CPU that sends, and two of those could put packets into an order that they did not
 // have on the wire.
