@@ -216,7 +216,8 @@ func (l *laboratory) publish(ctx context.Context, args []string, stdout io.Write
 	return l.output.write(results, stdout)
 }
 
-// versions are those of the programs that the lab measures, and measures with.
+// versions are those of the programs that the lab measures, and measures with. A run that was interrupted
+// has them too.
 func versions(ctx context.Context) map[string]string {
 	found := map[string]string{}
 	for name, command := range map[string][]string{
@@ -225,7 +226,7 @@ func versions(ctx context.Context) map[string]string {
 		"iperf3":   {"iperf3", "--version"},
 		"qemu":     {"qemu-system-x86_64", "--version"},
 	} {
-		text, err := exec.CommandContext(ctx, command[0], command[1:]...).Output()
+		text, err := exec.CommandContext(context.WithoutCancel(ctx), command[0], command[1:]...).Output()
 		first, _, _ := strings.Cut(string(text), "\n")
 		if err != nil {
 			first = "unknown"

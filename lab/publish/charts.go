@@ -17,6 +17,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/cakectl/cakectl/lab/experiments"
+	"github.com/cakectl/cakectl/lab/shaper"
 	"github.com/cakectl/cakectl/lab/stats"
 )
 
@@ -54,7 +55,7 @@ const markerEvery = 20
 // delays are the distributions of the pings' round-trip times, the medians of all runs at each percentile.
 func delays(g experiments.Group) (*picture, error) {
 	const load = "ping"
-	p := newPlot("", "round-trip time of the ping, ms (logarithmic)", "share of pings that took no longer")
+	p := newPlot("", "round-trip time of the ping, ms (logarithmic)", "share of the pings")
 	p.Y.Tick.Marker = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25, Label: "25 %"}, {Value: 0.5, Label: "50 %"}, {Value: 0.75, Label: "75 %"}, {Value: 1, Label: "100 %"}}
 	legend := newLegend()
 	lowest, highest := math.Inf(1), leastDelay
@@ -87,7 +88,7 @@ func delays(g experiments.Group) (*picture, error) {
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, decades(lowest, highest)
 	p.X.Min, p.X.Max = lowest*0.9, highest*1.1
 	p.Y.Min, p.Y.Max = 0, 1
-	return &picture{name: "delay", title: "Delay beside the load", width: 7.4 * vg.Inch, height: 2.9 * vg.Inch, draw: func(c draw.Canvas) {
+	return &picture{name: "delay", title: "Delay beside the load: how many pings took no longer", width: pictureWidth, height: 3.2 * vg.Inch, draw: func(c draw.Canvas) {
 		beside(c, legend, p.Draw)
 	}}, nil
 }
@@ -112,10 +113,10 @@ func medianDelays(rows []experiments.Row, load string) (points plotter.XYs) {
 // decades marks 1, 2 and 5 times the powers of ten.
 func decades(from, to float64) plot.ConstantTicks {
 	var ticks plot.ConstantTicks
-	for power := math.Floor(math.Log10(from)); power <= math.Ceil(math.Log10(to)); power++ {
+	for power := int(math.Floor(math.Log10(from))); power <= int(math.Ceil(math.Log10(to))); power++ {
 		for _, digit := range []float64{1, 2, 5} {
-			value := digit * math.Pow(10, power)
-			label := strconv.FormatFloat(value, 'g', 3, 64)
+			value := digit * math.Pow10(power)
+			label := strconv.FormatFloat(value, 'f', max(0, -power), 64)
 			if to/from > 300 && digit != 1 {
 				label = ""
 			}
@@ -129,7 +130,7 @@ func decades(from, to float64) plot.ConstantTicks {
 const columns = 3
 
 // overTime is the throughput of each load of the first run, where there are several loads or something
-// happens.
+// happens, with the shapers that hold a rate: the others' would need another scale.
 func overTime(g experiments.Group) (*picture, error) {
 	var loads []string
 	for _, load := range g.Experiment.Loads {
@@ -144,8 +145,12 @@ func overTime(g experiments.Group) (*picture, error) {
 	var plots []*plot.Plot
 	highest := float64(g.Rate) / mbit
 	for _, peer := range g.Peers() {
+		kind, err := shaper.Lookup(peer)
+		if err != nil {
+			return nil, err
+		}
 		good := g.Good(peer)
-		if len(good) == 0 || len(good[0].Rates) == 0 {
+		if !kind.Shapes || len(good) == 0 || len(good[0].Rates) == 0 {
 			continue
 		}
 		p := newPlot(peer, "seconds", "Mbit/s")
@@ -174,6 +179,7 @@ func overTime(g experiments.Group) (*picture, error) {
 	}
 	for _, p := range plots {
 		p.X.Min, p.Y.Min, p.Y.Max = 0, 0, highest*1.05
+		p.X.Tick.Marker = seconds(p.X.Max)
 		bandwidth, err := plotter.NewLine(plotter.XYs{{X: 0, Y: float64(g.Rate) / mbit}, {X: p.X.Max, Y: float64(g.Rate) / mbit}})
 		if err != nil {
 			return nil, err
@@ -184,11 +190,20 @@ func overTime(g experiments.Group) (*picture, error) {
 	rows := (len(plots) + columns - 1) / columns
 	return &picture{
 		name: "time", title: "Throughput over time, first run (dotted: the bandwidth)",
-		width: 7.4 * vg.Inch, height: vg.Length(rows) * 1.7 * vg.Inch,
+		width: pictureWidth, height: vg.Length(rows) * 1.7 * vg.Inch,
 		draw: func(c draw.Canvas) {
 			beside(c, legend, func(c draw.Canvas) { drawTiles(c, plots, rows) })
 		},
 	}, nil
+}
+
+// seconds marks whole seconds.
+func seconds(end float64) plot.ConstantTicks {
+	var ticks plot.ConstantTicks
+	for second := 0; float64(second) <= end; second++ {
+		ticks = append(ticks, plot.Tick{Value: float64(second), Label: strconv.Itoa(second)})
+	}
+	return ticks
 }
 
 // tick is the interval of experiments.Row.Rates.
@@ -265,12 +280,27 @@ func fairness(g experiments.Group) (*picture, error) {
 	p.Add(fair)
 	// Room at the right for the index.
 	p.X.Min, p.X.Max = 0, highest*1.2
+	p.X.Tick.Marker = halves(p.X.Max)
 	p.Y.Min, p.Y.Max = -0.6, float64(len(labels))-0.4
-	p.Y.Tick.Marker, p.Y.Tick.Length = names(labels), 0
+	nameY(p, labels)
 	return &picture{
 		name: "fairness", title: "What each flow got, first run (a ring for each flow, the bar from least to most)",
-		width: 7.4 * vg.Inch, height: vg.Length(0.6+0.24*float64(len(labels))) * vg.Inch, draw: p.Draw,
+		width: pictureWidth, height: vg.Length(0.6+0.24*float64(len(labels))) * vg.Inch, draw: p.Draw,
 	}, nil
+}
+
+// halves marks multiples of 0.5, some of them by number.
+func halves(end float64) plot.ConstantTicks {
+	var ticks plot.ConstantTicks
+	every := max(1, int(end/5)) // numbers must not touch
+	for i := range int(2*end) + 1 {
+		t := plot.Tick{Value: float64(i) / 2}
+		if end < 3 || i%(2*every) == 0 {
+			t.Label = strconv.FormatFloat(t.Value, 'f', -1, 64)
+		}
+		ticks = append(ticks, t)
+	}
+	return ticks
 }
 
 // equalLoads are the loads whose flows are to get the same; nil if there are none.
@@ -367,10 +397,10 @@ func costBars(g experiments.Group) (*picture, error) {
 	}
 	p.X.Min, p.X.Max = lowest, highest*1.15
 	p.Y.Min, p.Y.Max = -0.6, float64(len(labels))-0.4
-	p.Y.Tick.Marker, p.Y.Tick.Length = names(labels), 0
+	nameY(p, labels)
 	return &picture{
 		name: "cost", title: "What a packet costs: " + strings.TrimSuffix(measure, aboveFQ),
-		width: 7.4 * vg.Inch, height: vg.Length(0.6+0.24*float64(len(labels))) * vg.Inch, draw: p.Draw,
+		width: pictureWidth, height: vg.Length(0.6+0.24*float64(len(labels))) * vg.Inch, draw: p.Draw,
 	}, nil
 }
 
@@ -419,7 +449,7 @@ func costByThreads(g experiments.Group) (*picture, error) {
 	}
 	p.X.Tick.Marker = ticks
 	p.Y.Min, p.Y.Max = 0, highest*1.05
-	return &picture{name: "threads", title: "What a packet costs against the number of CPUs that send", width: 7.4 * vg.Inch, height: 3 * vg.Inch, draw: func(c draw.Canvas) {
+	return &picture{name: "threads", title: "What a packet costs against the number of CPUs that send", width: pictureWidth, height: 3 * vg.Inch, draw: func(c draw.Canvas) {
 		beside(c, legend, p.Draw)
 	}}, nil
 }

@@ -26,8 +26,9 @@ type picture struct {
 }
 
 const (
-	margin = vg.Length(8)
-	pngDPI = 120
+	pictureWidth = 9.6 * vg.Inch
+	margin       = vg.Length(8)
+	pngDPI       = 120
 	// legendWidth is the room at the right for the names of lines.
 	legendWidth = vg.Length(110)
 )
@@ -134,13 +135,15 @@ func beside(c draw.Canvas, legend plot.Legend, rest func(draw.Canvas)) {
 	legend.Draw(draw.Crop(c, left+10, 0, 0, -16))
 }
 
-// names are ticks at whole numbers.
-func names(labels []string) plot.ConstantTicks {
+// nameY writes names at whole numbers of the Y axis, beside no line: a browser without the font may set
+// them wider than they are here.
+func nameY(p *plot.Plot, labels []string) {
 	var ticks plot.ConstantTicks
 	for i, label := range labels {
 		ticks = append(ticks, plot.Tick{Value: float64(i), Label: label})
 	}
-	return ticks
+	p.Y.Tick.Marker, p.Y.Tick.Length = ticks, 0
+	p.Y.LineStyle.Width, p.Y.Padding = 0, 14
 }
 
 // note is text at a point of a plot, to the right of it.
