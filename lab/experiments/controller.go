@@ -20,6 +20,8 @@ func controllerExperiments() []Experiment {
 		{
 			Name:  "reconfigure",
 			About: "32 TCP flows over 32 queues; how often rates are computed and set in the steady state, and when the bandwidth is halved and put back",
+			Published: "cake_mq, 2026, 2 Gbit/s over 32 queues in 30 s: 2,477,627 calls, 3.477 s in them; with updates skipped that change nothing " +
+				"206 calls, 0.498 ms, throughput unchanged; 64 calls for two changes",
 			Remark: "cake_mq: calls of cake_configure_rates, counted by a probe. " +
 				"cakectl: its own counts; a change of the bandwidth writes each active (queue, tin) once.",
 			Peers: []string{"cake_mq", "cakectl"}, Queues: []int{queues},
@@ -35,7 +37,8 @@ func controllerExperiments() []Experiment {
 			},
 		},
 		{
-			Name: "stopped",
+			Name:  "stopped",
+			Minor: true,
 			About: "the controller is stopped (SIGSTOP) while all 8 TCP flows end and 8 others start, and goes on (SIGCONT): " +
 				"shares of the others while it is stopped, and from 50 ms after",
 			Peers: []string{"cakectl"}, Queues: []int{queues},
@@ -54,6 +57,7 @@ func controllerExperiments() []Experiment {
 		},
 		{
 			Name:  "churn",
+			Minor: true,
 			About: "8 long TCP flows beside 200 short ones a second, of 5,000 bytes each, over 32 queues",
 			Peers: []string{"cake_mq", "cakectl"}, Queues: []int{queues},
 			Loads: []Load{
