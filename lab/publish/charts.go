@@ -65,7 +65,7 @@ func delays(g experiments.Group) (*picture, error) {
 			continue
 		}
 		lowest, highest = min(lowest, points[0].X), max(highest, points[len(points)-1].X)
-		l := lookOf(i)
+		l := lookOfPeer(peer)
 		line, err := l.line(points)
 		if err != nil {
 			return nil, err
@@ -414,7 +414,7 @@ func costByThreads(g experiments.Group) (*picture, error) {
 	legend := newLegend()
 	var ticks plot.ConstantTicks
 	highest := 0.
-	for i, peer := range g.Peers() {
+	for _, peer := range g.Peers() {
 		var points plotter.XYs
 		for _, measure := range g.Experiment.Measures {
 			threads, err := strconv.Atoi(measure.Name)
@@ -425,14 +425,17 @@ func costByThreads(g experiments.Group) (*picture, error) {
 			if !ok {
 				continue
 			}
-			points = append(points, plotter.XY{X: math.Log2(float64(threads)), Y: value})
-			ticks = append(ticks, plot.Tick{Value: math.Log2(float64(threads)), Label: measure.Name})
+			t := plot.Tick{Value: math.Log2(float64(threads)), Label: measure.Name}
+			if !slices.Contains(ticks, t) {
+				ticks = append(ticks, t)
+			}
+			points = append(points, plotter.XY{X: t.Value, Y: value})
 			highest = max(highest, value)
 		}
 		if len(points) == 0 {
 			continue
 		}
-		l := lookOf(i)
+		l := lookOfPeer(peer)
 		line, err := l.line(points)
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -15,6 +16,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/cakectl/cakectl/lab/shaper"
 )
 
 // picture is something to look at.
@@ -82,9 +85,22 @@ var looks = []look{
 	{[]vg.Length{6, 2, 1, 2, 1, 2}, draw.PlusGlyph{}, color.RGBA{0x00, 0x79, 0x7a, 0xff}},
 	{[]vg.Length{3, 1}, draw.BoxGlyph{}, color.RGBA{0x60, 0x60, 0x60, 0xff}},
 	{[]vg.Length{10, 4, 4, 4}, draw.PyramidGlyph{}, color.RGBA{0x4a, 0x2f, 0x8a, 0xff}},
+	{[]vg.Length{1, 1}, draw.CircleGlyph{}, color.RGBA{0x9c, 0x27, 0x1b, 0xff}},
+	{[]vg.Length{5, 5}, draw.SquareGlyph{}, color.RGBA{0x00, 0x00, 0x00, 0xff}},
 }
 
 func lookOf(i int) look { return looks[i%len(looks)] }
+
+// ours is the shaper that the report is about.
+const ours = "cakectl"
+
+// lookOfPeer is the same in all pictures.
+func lookOfPeer(name string) look {
+	if name == ours {
+		return looks[0]
+	}
+	return lookOf(1 + slices.IndexFunc(shaper.Peers(), func(p shaper.Peer) bool { return p.Name == name }))
+}
 
 func (l look) line(points plotter.XYs) (*plotter.Line, error) {
 	line, err := plotter.NewLine(points)
