@@ -3,7 +3,6 @@
 package experiments
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -12,8 +11,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -26,157 +23,12 @@ import (
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
-// Plan is what to run.
-type Plan struct {
-	Experiments []string      `json:"experiments"`
-	Peers       []string      `json:"peers"`
-	Rates       []rates.Rate  `json:"rates"`
-	Queues      []int         `json:"queues"`
-	Repeat      int           `json:"repeat"`
-	Duration    time.Duration `json:"duration_ns"`
-	Warmup      time.Duration `json:"warmup_ns"`
-	// Brief leaves out what adds least: of minor experiments all rates but the first, of shapers that hold
-	// no rate also the repetitions.
-	Brief    bool   `json:"brief,omitempty"`
-	Diffserv string `json:"diffserv"`
-	// Cakectl is the path of the program, where it runs.
-	Cakectl string `json:"cakectl"`
-	// Details keeps what the shapers' tools say at the end of each run.
-	Details bool `json:"details,omitempty"`
-}
-
-// Row is the result of one run.
-type Row struct {
-	Run
-	// Values are the measures by name.
-	Values map[string]float64 `json:"values,omitempty"`
-	// Idle is the share of the measured time in which the CPUs had nothing to do, in percent: where
-	// there was none, they may have been the limit.
-	Idle float64 `json:"idle_percent"`
-	// Flows, by load, is what each flow delivered in the measured time: bytes of payload for TCP,
-	// packets for UDP.
-	Flows map[string][]uint64 `json:"flows,omitempty"`
-	// Rates, by load, is what arrived in each 50 ms from the start on, in bits per second of frames.
-	Rates map[string][]float64 `json:"rates_50ms,omitempty"`
-	// Delays, by load, are the percentiles 0 to 100 of round-trip times (ping) or one-way delays, in
-	// milliseconds.
-	Delays map[string][]float64 `json:"delay_percentiles_ms,omitempty"`
-	// Details are what the shaper's own tools say at the end of the measured time, if asked for.
-	Details string `json:"details,omitempty"`
-	// Error says what went wrong; then there are no values.
-	Error string `json:"error,omitempty"`
-}
-
-// rateInterval is the interval of Row.Rates.
-const rateInterval = 50 * time.Millisecond
-
 // settle is added to each run's length for setting up, draining and taking down, which a busy host can
 // make slow where the guest's clock follows its own.
 const settle = time.Minute
 
-// Check looks every name up and says which is wrong.
-func (p Plan) Check() error {
-	for _, name := range p.Experiments {
-		if _, err := Lookup(name); err != nil {
-			return err
-		}
-	}
-	for _, name := range p.Peers {
-		if _, err := shaper.Lookup(name); err != nil {
-			return err
-		}
-	}
-	if p.Repeat < 1 || p.Duration < time.Second || p.Warmup+p.Duration > meter.Span/2 {
-		return fmt.Errorf("%d repetitions of %v: at least one of 1s and at most %v", p.Repeat, p.Duration, meter.Span/2)
-	}
-	return nil
-}
-
-// Runs lists the runs that the plan makes, in their order.
-func (p Plan) Runs() []Run {
-	var runs []Run
-	for _, name := range p.Experiments {
-		for i, rate := range p.rates(name) {
-			for _, queues := range p.queues(name) {
-				for repeat := range p.Repeat {
-					for _, peer := range p.turn(name, i, repeat) {
-						runs = append(runs, Run{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat})
-					}
-				}
-			}
-		}
-	}
-	return runs
-}
-
-// turn are the shapers of one repetition at the rate with an index. Each begins with another one: none is
-// always the one after a boot.
-func (p Plan) turn(experiment string, rate, repeat int) []string {
-	peers := slices.DeleteFunc(p.peers(experiment), func(name string) bool {
-		peer, err := shaper.Lookup(name)
-		return err == nil && p.Brief && !peer.Shapes && (rate > 0 || repeat > 0)
-	})
-	if len(peers) == 0 {
-		return nil
-	}
-	first := repeat % len(peers)
-	return slices.Concat(peers[first:], peers[:first])
-}
-
-// peers are the shapers that an experiment is for.
-func (p Plan) peers(experiment string) []string {
-	e, err := Lookup(experiment)
-	if len(e.Peers) > 0 {
-		return slices.Clone(e.Peers)
-	}
-	return slices.DeleteFunc(slices.Clone(p.Peers), func(name string) bool {
-		peer, unknown := shaper.Lookup(name)
-		return err != nil || unknown != nil || e.ShapersOnly && !peer.Shapes
-	})
-}
-
-// rates are the bandwidths that an experiment is run at.
-func (p Plan) rates(experiment string) []rates.Rate {
-	e, err := Lookup(experiment)
-	switch {
-	case err == nil && len(e.Rates) > 0:
-		return e.Rates
-	case err == nil && e.Minor && p.Brief && len(p.Rates) > 1:
-		return p.Rates[:1]
-	default:
-		return p.Rates
-	}
-}
-
-// queues are the numbers of transmit queues that an experiment is run with.
-func (p Plan) queues(experiment string) []int {
-	if e, err := Lookup(experiment); err == nil && len(e.Queues) > 0 {
-		return e.Queues
-	}
-	return p.Queues
-}
-
-// Run runs everything and hands each result to emit as soon as it is there.
-func (p Plan) Run(ctx context.Context, emit func(Row)) error {
-	if err := p.Check(); err != nil {
-		return err
-	}
-	for _, run := range p.Runs() {
-		experiment, err := Lookup(run.Experiment)
-		if err != nil {
-			return err
-		}
-		row := Row{Run: run}
-		if err := p.runOne(ctx, experiment, &row); err != nil {
-			row = Row{Run: run, Error: err.Error()}
-		}
-		emit(row)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-	return nil
-}
+// rateInterval is the interval of Row.Rates.
+const rateInterval = 50 * time.Millisecond
 
 // runOne fills in what a run measured.
 func (p Plan) runOne(ctx context.Context, e Experiment, row *Row) (err error) {
@@ -637,69 +489,4 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-}
-
-// checkReceiver makes sure that packets which are missing were lost in the network, not by a receiver
-// that was too slow.
-func checkReceiver(pair *topo.Pair) error {
-	return pair.Receiver.Do(func() error {
-		text, err := os.ReadFile("/proc/thread-self/net/snmp")
-		if err != nil {
-			return fmt.Errorf("read the receiver's counters: %w", err)
-		}
-		var names []string
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			if len(fields) == 0 || fields[0] != "Udp:" {
-				continue
-			}
-			if names == nil {
-				names = fields
-				continue
-			}
-			i := slices.Index(names, "RcvbufErrors")
-			if i < 0 || i >= len(fields) {
-				break
-			}
-			if fields[i] != "0" {
-				return fmt.Errorf("the receiver's socket buffer overflowed %s times: its losses are not the shaper's", fields[i])
-			}
-			return nil
-		}
-		return errors.New("read the receiver's counters: there is no UDP RcvbufErrors")
-	})
-}
-
-// cpuTimes are sums over all CPUs since boot.
-type cpuTimes struct{ idle, total uint64 }
-
-func (c cpuTimes) idleSince(before cpuTimes) float64 {
-	return 100 * float64(c.idle-before.idle) / float64(c.total-before.total)
-}
-
-func readCPU() (cpuTimes, error) {
-	file, err := os.Open("/proc/stat")
-	if err != nil {
-		return cpuTimes{}, fmt.Errorf("read the CPUs' times: %w", err)
-	}
-	defer file.Close()
-	scanner := bufio.NewScanner(file)
-	scanner.Scan()
-	fields := strings.Fields(scanner.Text())
-	if len(fields) < 6 || fields[0] != "cpu" {
-		return cpuTimes{}, fmt.Errorf("read the CPUs' times: %q is not their sum", scanner.Text())
-	}
-	var c cpuTimes
-	// user nice system idle iowait irq softirq steal; guest times are in user already.
-	for i, field := range fields[1:min(len(fields), 9)] {
-		n, err := strconv.ParseUint(field, 10, 64)
-		if err != nil {
-			return cpuTimes{}, fmt.Errorf("read the CPUs' times: %w", err)
-		}
-		c.total += n
-		if i == 3 || i == 4 {
-			c.idle += n
-		}
-	}
-	return c, nil
 }
