@@ -89,8 +89,8 @@ test-lab: setup-run ## tests of the lab's own instruments, in QEMU
 	$(GO) run ./internal/vm/run -lane newest -timeout 15m $(LAB_PACKAGES:%=-test %)
 
 .PHONY: test-virtio
-test-virtio: setup-run ## attach and restore on a real multi-queue driver (virtio-net, 4 queues), in QEMU
-	$(GO) run ./internal/vm/run -lane newest -smp 4 -virtio 4 -timeout 10m -test ./pkg/qdisc -test ./lab/topo -run Virtio
+test-virtio: setup-run ## attach, restore and queue foresight on a real multi-queue driver (virtio-net, 4 queues), in QEMU
+	$(GO) run ./internal/vm/run -lane newest -smp 4 -virtio 4 -timeout 10m -test ./pkg/qdisc -test ./pkg/loader -test ./lab/topo -run Virtio
 
 .PHONY: fuzz
 fuzz: ## fuzz the parsers for a minute

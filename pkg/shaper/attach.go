@@ -329,7 +329,7 @@ func (s *Shaper) configure(datapath *loader.DataPath, settings loader.Settings) 
 	if err := datapath.Configure(settings); err != nil {
 		return err
 	}
-	queues, err := xpsQueues(s.seen.XPS)
+	queues, err := qdisc.XPSQueues(s.seen.XPS)
 	if err != nil {
 		return err
 	}

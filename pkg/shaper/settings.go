@@ -3,10 +3,7 @@
 package shaper
 
 import (
-	"fmt"
 	"math/bits"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/config"
@@ -102,37 +99,4 @@ func timeToSend(n uint64, rate rates.Rate) time.Duration {
 	}
 	ns, _ := bits.Div64(hi, lo, uint64(rate))
 	return min(time.Duration(min(ns, uint64(time.Hour))), time.Hour)
-}
-
-// xpsQueues turns the journal's XPS maps into the queues that each CPU may use.
-func xpsQueues(maps []qdisc.XPSMap) (map[int][]int, error) {
-	queues := map[int][]int{}
-	for _, m := range maps {
-		cpus, err := parseCPUMask(m.CPUs)
-		if err != nil {
-			return nil, fmt.Errorf("XPS map of queue %d: %w", m.Queue, err)
-		}
-		for _, cpu := range cpus {
-			queues[cpu] = append(queues[cpu], m.Queue)
-		}
-	}
-	return queues, nil
-}
-
-// parseCPUMask reads the kernel's hexadecimal masks: groups of 32 bits, the highest first.
-func parseCPUMask(text string) ([]int, error) {
-	var cpus []int
-	groups := strings.Split(strings.TrimSpace(text), ",")
-	for i, group := range groups {
-		mask, err := strconv.ParseUint(group, 16, 32)
-		if text != "" && err != nil {
-			return nil, fmt.Errorf("CPU mask %q: %w", text, err)
-		}
-		for bit := range 32 {
-			if mask&(1<<bit) != 0 {
-				cpus = append(cpus, (len(groups)-1-i)*32+bit)
-			}
-		}
-	}
-	return cpus, nil
 }
