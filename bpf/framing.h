@@ -8,10 +8,6 @@
 #include "frame.h"
 #include "peek.h"
 
-#define ATM_CELL_PAYLOAD 48
-#define ATM_CELL_BYTES   53
-#define PTM_BLOCK_BYTES  64
-
 /* The kernel's marks of a packet that is yet to be cut into segments. */
 #define SKB_GSO_TCPV4 (1 << 0)
 #define SKB_GSO_TCPV6 (1 << 4)
@@ -24,19 +20,19 @@
 /* What clocks can count at the slowest rate. */
 #define FRAMED_BYTES_MAX ((1 << 20) - 1)
 
-/* What one packet (a segment) of so many bytes, without the link's header if there is an overhead,
- * takes on the line.
+/* What one packet (a segment) of so many bytes, without the link's header where the overhead is
+ * over IP, takes on the line. Without branches for the kinds of lines, so that it costs little here
+ * and little of the verifier's patience.
  */
 static __always_inline __u32 framed_bytes(const struct framing *framing, __s32 bytes)
 {
+	__u32 units;
+
 	bytes += framing->overhead_bytes;
 	if (bytes < (__s32)framing->mpu_bytes)
 		bytes = framing->mpu_bytes;
-	if (framing->cells == CELLS_ATM)
-		return ((__u32)bytes + ATM_CELL_PAYLOAD - 1) / ATM_CELL_PAYLOAD * ATM_CELL_BYTES;
-	if (framing->cells == CELLS_PTM)
-		return bytes + ((__u32)bytes + PTM_BLOCK_BYTES - 1) / PTM_BLOCK_BYTES;
-	return bytes;
+	units = ((__u32)bytes + framing->unit_bytes - 1) / framing->unit_bytes;
+	return bytes * framing->own_bytes_sent + units * framing->unit_sent_bytes;
 }
 
 /* A packet that is cut into segments, the last of which may be shorter. */
@@ -101,27 +97,35 @@ static __always_inline bool gso_of(struct __sk_buff *ctx, struct gso *gso)
 	return true;
 }
 
-/* What a packet whose IP header is at the offset takes on the line. A function of its own, so that
- * the verifier looks at it once.
+/* What a packet takes on the line, if its IP header is at the offset. A function of its own, so
+ * that the verifier looks at it once.
  */
 __noinline __u32 framed(struct __sk_buff *skb, __u32 ip_offset)
 {
 	__u32 zero = 0;
 	const struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct gso gso = {
-	    .bytes = skb->len,
-	    .segment_bytes = skb->gso_size,
-	};
+	__u32 length = skb->len;
+	__u32 segment = skb->gso_size;
 
 	/* An array of one entry always has it. */
 	if (!cfg)
-		return skb->len;
-	if (cfg->framing.over_ip)
-		gso.link_bytes = ip_offset;
+		return length;
+
+	const struct framing *framing = &cfg->framing;
+	__u32 link_bytes = ip_offset * framing->over_ip;
+
 	/* SCTP's pieces are as large as they are: they count as one. */
-	if (gso.segment_bytes && gso.segment_bytes != GSO_BY_FRAGS && gso_of(skb, &gso))
-		return framed_gso_bytes(&cfg->framing, &gso);
-	return framed_bytes(&cfg->framing, gso.bytes - gso.link_bytes);
+	if (segment && segment != GSO_BY_FRAGS) {
+		struct gso gso = {
+		    .bytes = length,
+		    .segment_bytes = segment,
+		    .link_bytes = link_bytes,
+		};
+
+		if (gso_of(skb, &gso))
+			return framed_gso_bytes(framing, &gso);
+	}
+	return framed_bytes(framing, length - link_bytes);
 }
 
 #endif

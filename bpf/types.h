@@ -58,23 +58,21 @@ struct tin_config {
 	__u64 aqm_interval_ns;
 };
 
-/* What a line sends a packet in. */
-enum cell_kind {
-	CELLS_NONE,
-	CELLS_ATM, /* 53 bytes for each 48 begun */
-	CELLS_PTM, /* one byte more for each 64 begun */
-};
-
 /* What the line adds to a packet; see framing.h. */
 struct framing {
 	__s32 overhead_bytes;
 	__u32 mpu_bytes;
-	enum cell_kind cells;
-	/* Whether anything of this is set. */
-	__u8 in_use;
+	/* The line carries a packet in units of so many bytes, and sends so many for each that is
+	 * begun: 53 for 48 with ATM's cells. PTM sends the packet's own bytes, and 1 for each 64.
+	 */
+	__u32 unit_bytes;
+	__u32 unit_sent_bytes;
+	__u8 own_bytes_sent;
 	/* Whether the overhead is that of the IP packet, and so takes the place of the link's
 	 * header. */
 	__u8 over_ip;
+	/* Whether anything of this is set. */
+	__u8 in_use;
 };
 
 struct device_config {

@@ -34,14 +34,6 @@ type dataPathCalendar struct {
 	}
 }
 
-type dataPathCellKind uint32
-
-const (
-	dataPathCellKindCELLS_NONE dataPathCellKind = 0
-	dataPathCellKindCELLS_ATM  dataPathCellKind = 1
-	dataPathCellKindCELLS_PTM  dataPathCellKind = 2
-)
-
 type dataPathControllerStats struct {
 	_                   structs.HostLayout
 	Events              uint64
@@ -79,6 +71,7 @@ type dataPathDeviceConfig struct {
 	FwmarkShift uint8
 	FwmarkMask  uint32
 	FwmarkToTin [8]uint8
+	_           [4]byte
 }
 
 type dataPathDeviceState struct {
@@ -165,10 +158,12 @@ type dataPathFraming struct {
 	_             structs.HostLayout
 	OverheadBytes int32
 	MpuBytes      uint32
-	Cells         dataPathCellKind
-	InUse         uint8
+	UnitBytes     uint32
+	UnitSentBytes uint32
+	OwnBytesSent  uint8
 	OverIp        uint8
-	_             [2]byte
+	InUse         uint8
+	_             [1]byte
 }
 
 type dataPathQueueCounters struct {

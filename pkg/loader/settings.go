@@ -135,18 +135,21 @@ func flag(set bool) uint8 {
 }
 
 func framingConfig(f framing.Framing) dataPathFraming {
-	cells := map[framing.Cells]dataPathCellKind{
-		framing.None: dataPathCellKindCELLS_NONE,
-		framing.ATM:  dataPathCellKindCELLS_ATM,
-		framing.PTM:  dataPathCellKindCELLS_PTM,
-	}
-	return dataPathFraming{
+	config := dataPathFraming{
 		InUse:         flag(f != framing.Framing{}),
 		OverIp:        flag(f.OverIP),
 		OverheadBytes: int32(f.OverheadBytes),
 		MpuBytes:      uint32(f.MPUBytes),
-		Cells:         cells[f.Cells],
+		OwnBytesSent:  1,
+		UnitBytes:     1,
 	}
+	switch f.Cells {
+	case framing.ATM:
+		config.UnitBytes, config.UnitSentBytes, config.OwnBytesSent = 48, 53, 0
+	case framing.PTM:
+		config.UnitBytes, config.UnitSentBytes = 64, 1
+	}
+	return config
 }
 
 // setMarks makes the data path know these marks and no others.
