@@ -36,6 +36,7 @@
 #include "foresight.h"
 #include "frame.h"
 #include "framing.h"
+#include "host.h"
 #include "queue.h"
 #include "tin.h"
 
@@ -99,15 +100,20 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
 static __always_inline __u64 flow_cost(const struct flow *flow, const struct shard *shard,
 				       const struct tin_clock *tin, const struct device_config *cfg,
 				       const struct tin_config *tin_cfg, __u64 cell_rate,
-				       __u32 bytes)
+				       __u32 weight, __u32 bytes)
 {
 	__u32 itself = !flow_is_counted(flow, shard->epoch);
 	__u64 tin_flows = later_ns(flows_of(tin->flows) + itself, 1);
+	__u64 shard_flows = later_ns(flows_of(shard->flows) + itself, 1);
 	__u64 cost;
 
+	if (weight)
+		return weighed_cost(cost_ns(bytes, cell_rate ?: tin_cfg->rate_ns_per_byte_q24),
+				    cell_rate ? shard_flows : tin_flows, tin_flows,
+				    flows_of(tin->weight) + itself * weight, weight);
 	if (!cell_rate)
 		return cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * tin_flows;
-	cost = cost_ns(bytes, cell_rate) * later_ns(flows_of(shard->flows) + itself, 1);
+	cost = cost_ns(bytes, cell_rate) * shard_flows;
 	if (!cfg->equal_flows)
 		return cost;
 	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
@@ -172,7 +178,24 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 hash = bpf_get_hash_recalc(skb);
 	enum queue_decision queue_by;
 	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id(), &queue_by);
-	__u32 cell = queue * MAX_TINS + tin;
+	/* The queue whose share the flow has a part in. */
+	__u32 home = queue;
+	struct hosts hosts = {};
+
+	epoch_roll(state, now, cfg->epoch_ns);
+	if (cfg->isolation) {
+		hosts.isolation = cfg->isolation;
+		hosts.tin = tin;
+		hosts.epoch = state->epoch;
+		hosts_read(skb, &frame, &hosts);
+		if (isolates_both_levels(hosts.isolation)) {
+			hosts_find(&hosts);
+		} else {
+			hash = isolation_hash(&hosts);
+			home = scale_hash(hash, cfg->queues);
+		}
+	}
+	__u32 cell = home * MAX_TINS + tin;
 
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	__u64 *cell_rate = bpf_map_lookup_elem(&cells, &cell);
@@ -187,13 +210,14 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 bytes = cfg->framing.in_use ? framed(skb, frame.offset) : skb->wire_len;
 	__u32 packets = skb->gso_segs ?: 1;
 
-	epoch_roll(state, now, cfg->epoch_ns);
 	shard_roll(state, shard, cell);
 	__u32 slot;
 	struct flow *flow =
-	    flow_find((queue * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
+	    flow_find((home * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
 	if (!flow)
 		return bypass(BYPASS_NO_STATE);
+	if (isolates_both_levels(hosts.isolation))
+		hosts_weigh(&hosts, flow_is_counted(flow, shard->epoch));
 	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
 
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
@@ -204,7 +228,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .guarantee = later_ns(flow->guarantee_ns, now),
 	    .earliest = later_ns(flow->departure_ns, now),
 	    .leftover_earliest = ceil,
-	    .guarantee_cost = flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes),
+	    .guarantee_cost =
+		flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, hosts.weight, bytes),
 	    .shift = cfg->tick_shift & 63,
 	    .tick_bytes = cfg->tick_bytes,
 	    .full_packet_bytes = cfg->full_packet_bytes,
@@ -229,8 +254,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	bool dropped = fate >= DROPPED_BY_AQM;
 
 	if (backlogged) {
-		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns);
-		activity_note(state, shard, queue, tin, now, dropped ? now : departure,
+		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns, &hosts);
+		activity_note(state, shard, home, tin, now, dropped ? now : departure,
 			      FLOW_HOLD_EPOCHS * cfg->epoch_ns);
 	}
 	if (dropped) {

@@ -15,13 +15,7 @@
 #ifndef CAKECTL_FLOW_H
 #define CAKECTL_FLOW_H
 
-#include "clock.h"
-
-/* A count as it is meant: two CPUs can bring it below zero for a moment. */
-static __always_inline __u32 flows_of(__s32 count)
-{
-	return count > 0 ? count : 0;
-}
+#include "host.h"
 
 static __always_inline bool flow_is_counted(const struct flow *flow, __u32 epoch)
 {
@@ -164,20 +158,26 @@ __noinline int shard_start_epoch(__u32 cell)
 	/* In this order, so that the latter is no earlier. */
 	__u32 before = *(volatile __u32 *)&shard->epoch;
 	__u32 epoch = *(volatile __u32 *)&state->epoch;
-	__s32 ended = 0;
+	__s32 ended = 0, lighter = 0;
 
 	if (__sync_val_compare_and_swap(&shard->epoch, before, epoch) != before)
 		return 0;
 	for (__u32 i = 0; i < EPOCHS; i++) {
-		__s32 *flows = &ends->flows[bounded(before + i, EPOCHS)];
+		__u32 last = bounded(before + i, EPOCHS);
+		__s32 *flows = &ends->flows[bounded(last, EPOCHS)];
+		__s32 *weight = &ends->weight[bounded(last, EPOCHS)];
 
 		if (i >= epoch - before)
 			break;
 		if (*flows)
 			ended += __sync_lock_test_and_set(flows, 0);
+		if (*weight)
+			lighter += __sync_lock_test_and_set(weight, 0);
 	}
 	if (ended)
 		shard_add(state, shard, cell % MAX_TINS, -ended);
+	if (lighter)
+		__sync_fetch_and_add(&state->tins[bounded(cell, MAX_TINS)].weight, -lighter);
 	return 0;
 }
 
@@ -189,7 +189,8 @@ static __always_inline void shard_roll(const struct device_state *state, const s
 }
 
 /* Counts a flow from this epoch to some time after its departure: see the top. */
-__noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_ns)
+__noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_ns,
+			   struct hosts *hosts)
 {
 	__u32 zero = 0, key = slot / FLOW_WAYS;
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
@@ -198,28 +199,45 @@ __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_
 	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
 
 	/* The caller has looked them up before. */
-	if (!state || !shard || !ends || !set)
+	if (!state || !shard || !ends || !set || !hosts)
 		return 0;
 
 	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
+	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
 	__u32 epoch = shard->epoch;
+	__u32 before = flow->counted;
 	__u64 start = state->epoch_start_ns;
 	__u64 until = departure > start ? (departure - start) / epoch_ns : 0;
+	__u32 weighed = flow->weight, weight = hosts->weight;
+	bool counted = flow_is_counted(flow, epoch);
 
-	if (flow_is_counted(flow, epoch)) {
+	if (counted) {
 		__u16 age = epoch - flow->counted_since;
 
 		until += age < FLOW_HOLD_EPOCHS ? age : FLOW_HOLD_EPOCHS;
 		until = epoch + earlier_ns(until, EPOCHS - 1);
-		if ((__s32)((__u32)until - flow->counted) <= 0)
-			return 0;
-		__sync_fetch_and_add(&ends->flows[bounded(flow->counted, EPOCHS)], -1);
+		if ((__s32)((__u32)until - before) <= 0) {
+			if (weight == weighed)
+				return 0;
+			until = before;
+		}
+		__sync_fetch_and_add(&ends->flows[bounded(before, EPOCHS)], -1);
+		if (weighed)
+			__sync_fetch_and_add(&ends->weight[bounded(before, EPOCHS)], -weighed);
 	} else {
 		until = epoch + earlier_ns(until, EPOCHS - 1);
 		flow->counted_since = epoch;
 		shard_add(state, shard, cell % MAX_TINS, 1);
+		weighed = 0;
 	}
 	__sync_fetch_and_add(&ends->flows[bounded(until, EPOCHS)], 1);
+	if (weight) {
+		__sync_fetch_and_add(&ends->weight[bounded(until, EPOCHS)], weight);
+		hosts_count(hosts, counted, before, until);
+	}
+	if (weight != weighed)
+		__sync_fetch_and_add(&tin->weight, weight - weighed);
+	flow->weight = weight;
 	flow->counted = until;
 	return 0;
 }

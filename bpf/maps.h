@@ -10,6 +10,7 @@
 const volatile __u32 link_header_bytes = 14; /* 0 on devices without a link layer */
 const volatile __u32 flow_sets = 128;        /* a power of two; a set holds FLOW_WAYS flows */
 const volatile __u32 tin_count = MAX_TINS;   /* tins of the preset */
+const volatile __u32 hash_seed = 0;          /* of addresses; a random number */
 const volatile bool has_kernel_ctx = true;   /* bpf_cast_to_kern_ctx exists */
 
 /* index modulo size, a power of two. The compiler may prove the mask needless and drop it, or mask
@@ -21,6 +22,12 @@ const volatile bool has_kernel_ctx = true;   /* bpf_cast_to_kern_ctx exists */
 		asm volatile("%0 &= %1" : "+r"(bounded_index) : "i"((size) - 1));                  \
 		bounded_index;                                                                     \
 	})
+
+/* A count as it is meant: two CPUs can bring it below zero for a moment. */
+static __always_inline __u32 flows_of(__s32 count)
+{
+	return count > 0 ? count : 0;
+}
 
 /* Key 0. Value: what the user asked for, in the data path's units. Written by the control plane at
  * attach and `set`; each field is read on its own, so a change takes effect field by field.
@@ -114,6 +121,17 @@ struct {
 	__type(key, __u32);
 	__type(value, struct flow_set);
 } flows SEC(".maps");
+
+/* Key: (tin * 2 + direction) * HOST_SETS + set; direction is 0 for hosts that send, 1 for those
+ * that receive. Value: the hosts of one set. Written by the data path only. Sized by the loader:
+ * tin_count * 2 * HOST_SETS; 4 tins are 0.7 MB.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct host_set);
+} host_table SEC(".maps");
 
 /* Key: tin. Value: counters of that tin on this CPU. Written by the data path only. */
 struct {

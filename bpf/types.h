@@ -40,6 +40,19 @@ enum bypass_reason {
 	BYPASS_REASONS,
 };
 
+/* What is treated equally: each flow, each host, each pair of hosts; or hosts, and then the flows
+ * of each.
+ */
+enum isolation {
+	ISOLATE_FLOWS,
+	ISOLATE_SRCHOST,
+	ISOLATE_DSTHOST,
+	ISOLATE_HOSTS,
+	ISOLATE_DUAL_SRCHOST,
+	ISOLATE_DUAL_DSTHOST,
+	ISOLATE_TRIPLE,
+};
+
 enum event_kind {
 	EVENT_ACTIVE,
 	EVENT_FLOWS,
@@ -93,6 +106,7 @@ struct device_config {
 	__u32 equal_flows;
 	/* Transmit queues in use, and the queue_mapping values that this allows. */
 	__u32 queues;
+	enum isolation isolation;
 	/* LAYOUT_VERSION of whoever made the maps. */
 	__u32 layout_version;
 	/* Until then what is foreseen is noted, to be compared with where packets went. */
@@ -159,6 +173,8 @@ struct flow {
 	/* The first of those without a gap, modulo 2^16: a flow that is older looks young for a
 	 * moment, once. */
 	__u16 counted_since;
+	/* What it weighs in its tin while it is counted; 0 where flows are treated equally. */
+	__u16 weight;
 	/* When the next byte leaves at the guaranteed rate. */
 	__u64 guarantee_ns;
 	/* The latest departure given: nothing of this flow may leave earlier. */
@@ -192,6 +208,34 @@ struct shard {
 /* For how many of a shard's flows each epoch, modulo EPOCHS, is the last that they count in. */
 struct shard_ends {
 	__s32 flows[EPOCHS];
+	/* And what these weigh. */
+	__s32 weight[EPOCHS];
+};
+
+/* What a flow weighs that is the only one of its hosts. */
+#define FLOW_WEIGHT (1 << 14)
+
+/* A host is counted by epochs of so many of the device's, and has so many of them. */
+#define HOST_EPOCH  8
+#define HOST_EPOCHS (EPOCHS / HOST_EPOCH)
+#define HOST_SETS   128
+
+/* A host with flows in one tin. */
+struct host {
+	/* The whole hash of its address; 0 is an empty way. */
+	__u32 tag;
+	/* The host's epoch that the count is of. */
+	__u32 epoch;
+	/* Active flows. */
+	__s32 flows;
+	/* The last of the device's epochs that a flow of it is counted in. */
+	__u32 counted;
+	/* For how many flows each of the host's epochs, modulo HOST_EPOCHS, is the last. */
+	__s32 ends[HOST_EPOCHS];
+};
+
+struct host_set {
+	struct host ways[FLOW_WAYS];
 };
 
 /* One tick of the calendar. */
@@ -233,8 +277,9 @@ struct line_state {
 struct tin_clock {
 	/* When all accepted bytes of the tin would have left at its ceiling. */
 	__u64 ceil_ns;
-	/* Active flows of the tin over all queues. */
+	/* Active flows of the tin over all queues, and what they weigh. */
 	__s32 flows;
+	__s32 weight;
 } CACHE_LINE;
 
 struct device_state {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
@@ -26,6 +27,8 @@ const (
 	MaxTins = 8
 	// FlowWays is the associativity of the flow table.
 	FlowWays = 8
+	// hostSets is the size of the table of hosts of each tin and direction, in sets of FlowWays.
+	hostSets = 128
 	// DefaultFlows is the size of the flow table of each (queue, tin).
 	DefaultFlows = 1024
 )
@@ -131,10 +134,12 @@ func size(spec *ebpf.CollectionSpec, options Options) error {
 	spec.Maps[dataPathMapShards].MaxEntries = queues * MaxTins
 	spec.Maps[dataPathMapShardEnds].MaxEntries = queues * MaxTins
 	spec.Maps[dataPathMapQueueStats].MaxEntries = queues
+	spec.Maps[dataPathMapHostTable].MaxEntries = uint32(options.Tins) * 2 * hostSets
 	spec.Maps[dataPathMapFlows].MaxEntries = queues * uint32(options.Tins) * sets
 
 	for name, value := range map[string]any{
 		dataPathVarFlowSets:        sets,
+		dataPathVarHashSeed:        rand.Uint32(),
 		dataPathVarTinCount:        uint32(options.Tins),
 		dataPathVarLinkHeaderBytes: uint32(options.LinkHeaderBytes),
 		dataPathVarHasKernelCtx:    haveKernelContext(),
@@ -168,6 +173,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapDevice:     &m.Device,
 		dataPathMapEvents:     &m.Events,
 		dataPathMapFlows:      &m.Flows,
+		dataPathMapHostTable:  &m.HostTable,
 		dataPathMapForeseen:   &m.Foreseen,
 		dataPathMapForesight:  &m.Foresight,
 		dataPathMapMarkToTin:  &m.MarkToTin,

@@ -54,7 +54,9 @@ type dataPathDeviceConfig struct {
 	FullPacketBytes       uint32
 	EqualFlows            uint32
 	Queues                uint32
+	Isolation             dataPathIsolation
 	LayoutVersion         uint32
+	_                     [4]byte
 	CheckQueuesUntilNs    uint64
 	Tins                  [8]struct {
 		_                structs.HostLayout
@@ -92,7 +94,8 @@ type dataPathDeviceState struct {
 		_      structs.HostLayout
 		CeilNs uint64
 		Flows  int32
-		_      [52]byte
+		Weight int32
+		_      [48]byte
 	}
 	EpochStartNs uint64
 	Epoch        uint32
@@ -127,7 +130,8 @@ type dataPathFlowSet struct {
 		Tag          uint32
 		Counted      uint32
 		CountedSince uint16
-		_            [6]byte
+		Weight       uint16
+		_            [4]byte
 		GuaranteeNs  uint64
 		DepartureNs  uint64
 		Aqm          struct {
@@ -166,6 +170,30 @@ type dataPathFraming struct {
 	_             [1]byte
 }
 
+type dataPathHostSet struct {
+	_    structs.HostLayout
+	Ways [8]struct {
+		_       structs.HostLayout
+		Tag     uint32
+		Epoch   uint32
+		Flows   int32
+		Counted uint32
+		Ends    [16]int32
+	}
+}
+
+type dataPathIsolation uint32
+
+const (
+	dataPathIsolationISOLATE_FLOWS        dataPathIsolation = 0
+	dataPathIsolationISOLATE_SRCHOST      dataPathIsolation = 1
+	dataPathIsolationISOLATE_DSTHOST      dataPathIsolation = 2
+	dataPathIsolationISOLATE_HOSTS        dataPathIsolation = 3
+	dataPathIsolationISOLATE_DUAL_SRCHOST dataPathIsolation = 4
+	dataPathIsolationISOLATE_DUAL_DSTHOST dataPathIsolation = 5
+	dataPathIsolationISOLATE_TRIPLE       dataPathIsolation = 6
+)
+
 type dataPathQueueCounters struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -193,8 +221,9 @@ type dataPathShard struct {
 }
 
 type dataPathShardEnds struct {
-	_     structs.HostLayout
-	Flows [128]int32
+	_      structs.HostLayout
+	Flows  [128]int32
+	Weight [128]int32
 }
 
 type dataPathSweeper struct {
@@ -240,6 +269,7 @@ const (
 	dataPathMapFlows           = "flows"
 	dataPathMapForeseen        = "foreseen"
 	dataPathMapForesight       = "foresight"
+	dataPathMapHostTable       = "host_table"
 	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
@@ -251,6 +281,7 @@ const (
 	dataPathProgCakectlEgress  = "cakectl_egress"
 	dataPathVarFlowSets        = "flow_sets"
 	dataPathVarHasKernelCtx    = "has_kernel_ctx"
+	dataPathVarHashSeed        = "hash_seed"
 	dataPathVarLinkHeaderBytes = "link_header_bytes"
 	dataPathVarTinCount        = "tin_count"
 )
@@ -314,6 +345,7 @@ type dataPathMapSpecs struct {
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Foreseen   *ebpf.MapSpec `ebpf:"foreseen"`
 	Foresight  *ebpf.MapSpec `ebpf:"foresight"`
+	HostTable  *ebpf.MapSpec `ebpf:"host_table"`
 	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
@@ -330,6 +362,7 @@ type dataPathMapSpecs struct {
 type dataPathVariableSpecs struct {
 	FlowSets        *ebpf.VariableSpec `ebpf:"flow_sets"`
 	HasKernelCtx    *ebpf.VariableSpec `ebpf:"has_kernel_ctx"`
+	HashSeed        *ebpf.VariableSpec `ebpf:"hash_seed"`
 	LinkHeaderBytes *ebpf.VariableSpec `ebpf:"link_header_bytes"`
 	TinCount        *ebpf.VariableSpec `ebpf:"tin_count"`
 }
@@ -364,6 +397,7 @@ type dataPathMaps struct {
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Foreseen   *ebpf.Map `ebpf:"foreseen"`
 	Foresight  *ebpf.Map `ebpf:"foresight"`
+	HostTable  *ebpf.Map `ebpf:"host_table"`
 	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
@@ -386,6 +420,7 @@ func (m *dataPathMaps) Close() error {
 		m.Flows,
 		m.Foreseen,
 		m.Foresight,
+		m.HostTable,
 		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,
@@ -403,6 +438,7 @@ func (m *dataPathMaps) Close() error {
 type dataPathVariables struct {
 	FlowSets        *ebpf.Variable `ebpf:"flow_sets"`
 	HasKernelCtx    *ebpf.Variable `ebpf:"has_kernel_ctx"`
+	HashSeed        *ebpf.Variable `ebpf:"hash_seed"`
 	LinkHeaderBytes *ebpf.Variable `ebpf:"link_header_bytes"`
 	TinCount        *ebpf.Variable `ebpf:"tin_count"`
 }

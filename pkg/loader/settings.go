@@ -29,6 +29,8 @@ type Settings struct {
 	Epoch time.Duration
 	// EqualFlows says that all flows of a tin are to get the same (rates.SplitFlows).
 	EqualFlows bool
+	// Isolation is what is treated equally.
+	Isolation Isolation
 	// Queues is the number of transmit queues in use, at most [DataPath.Queues].
 	Queues int
 	Tins   []TinSettings
@@ -56,6 +58,21 @@ type TinSettings struct {
 	AQMTarget, AQMInterval time.Duration
 }
 
+// Isolation is what the data path treats equally.
+type Isolation uint32
+
+// Each flow, each host that sends or receives, each pair of hosts; or hosts, and then the flows of
+// each.
+const (
+	IsolateFlows       = Isolation(dataPathIsolationISOLATE_FLOWS)
+	IsolateSrcHost     = Isolation(dataPathIsolationISOLATE_SRCHOST)
+	IsolateDstHost     = Isolation(dataPathIsolationISOLATE_DSTHOST)
+	IsolateHosts       = Isolation(dataPathIsolationISOLATE_HOSTS)
+	IsolateDualSrcHost = Isolation(dataPathIsolationISOLATE_DUAL_SRCHOST)
+	IsolateDualDstHost = Isolation(dataPathIsolationISOLATE_DUAL_DSTHOST)
+	IsolateTriple      = Isolation(dataPathIsolationISOLATE_TRIPLE)
+)
+
 // Configure makes the data path follow the settings from the next packet on.
 func (d *DataPath) Configure(s Settings) error {
 	var now unix.Timespec
@@ -76,6 +93,7 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 		FullPacketBytes:       uint32(s.FullPacketBytes),
 		EpochNs:               uint64(s.Epoch),
 		Queues:                uint32(s.Queues),
+		Isolation:             dataPathIsolation(s.Isolation),
 		LayoutVersion:         LayoutVersion,
 		DscpToTin:             s.Classes.DSCPToTin,
 		Framing:               framingConfig(s.Framing),

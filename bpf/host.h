@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Fairness between hosts.
+ *
+ * Where a host, or a pair of hosts, is to be what is treated equally, it is the flow: its addresses
+ * take the place of the flow's hash. Its packets go by several transmit queues then, so it has its
+ * share under a queue of its own, which its hash picks (isolation_hash).
+ *
+ * Where a host's share is to be divided among its flows, flows stay what they are, but weigh less
+ * the more of them their host has. For that a table counts the flows of each host, for both
+ * directions apart, in the way that shards do, but by epochs eight times as long.
+ */
+#ifndef CAKECTL_HOST_H
+#define CAKECTL_HOST_H
+
+#include "clock.h"
+#include "queue.h"
+#include "tunnel.h"
+
+#define IPV6_WORDS 4
+
+/* The hosts of a packet: what is asked, and what is found. */
+struct hosts {
+	enum isolation isolation;
+	__u32 tin;
+	__u32 epoch;
+	/* Of the addresses. */
+	__u32 source_hash;
+	__u32 destination_hash;
+	/* The hosts' slots (the key of the set, times FLOW_WAYS, plus the way). */
+	__u32 source;
+	__u32 destination;
+	/* Active flows of the one that has more of them. */
+	__u32 flows;
+	/* What the flow weighs; 0 where weights are not asked for. */
+	__u32 weight;
+};
+
+static __always_inline bool isolates_source(enum isolation isolation)
+{
+	return isolation == ISOLATE_DUAL_SRCHOST || isolation == ISOLATE_TRIPLE;
+}
+
+static __always_inline bool isolates_destination(enum isolation isolation)
+{
+	return isolation == ISOLATE_DUAL_DSTHOST || isolation == ISOLATE_TRIPLE;
+}
+
+static __always_inline bool isolates_both_levels(enum isolation isolation)
+{
+	return isolation >= ISOLATE_DUAL_SRCHOST;
+}
+
+static __always_inline __u32 rotated(__u32 word, __u32 bits)
+{
+	return word << bits | word >> (32 - bits);
+}
+
+/* MurmurHash3 over the words of an address, with a seed that nobody outside knows. */
+static __always_inline __u32 hash_words(const __u32 *words, __u32 count)
+{
+	__u32 hash = hash_seed;
+
+	for (__u32 i = 0; i < IPV6_WORDS; i++) {
+		if (i >= count)
+			break;
+		hash ^= rotated(words[i] * 0xcc9e2d51, 15) * 0x1b873593;
+		hash = rotated(hash, 13) * 5 + 0xe6546b64;
+	}
+	hash ^= count;
+	hash = (hash ^ hash >> 16) * 0x85ebca6b;
+	hash = (hash ^ hash >> 13) * 0xc2b2ae35;
+	return hash ^ hash >> 16;
+}
+
+/* Hashes the addresses of a packet, or those of what it carries if it is a tunnel's. A function of
+ * its own, so that the verifier looks at it once.
+ */
+__noinline int hosts_read(struct __sk_buff *skb, struct frame *frame, struct hosts *hosts)
+{
+	__u32 words[2 * IPV6_WORDS] = {};
+	__u32 offset, count;
+
+	if (!frame || !hosts)
+		return 0;
+
+	struct frame inner = *frame;
+	tunnel_enter(skb, &inner);
+	if (inner.protocol == bpf_htons(ETH_P_IP)) {
+		offset = inner.offset + offsetof(struct iphdr, saddr);
+		count = 1;
+		if (bpf_skb_load_bytes(skb, offset, words, 2 * sizeof(__u32)))
+			return 0;
+	} else {
+		offset = inner.offset + offsetof(struct ipv6hdr, saddr);
+		count = IPV6_WORDS;
+		if (bpf_skb_load_bytes(skb, offset, words, sizeof(words)))
+			return 0;
+	}
+	hosts->source_hash = hash_words(words, count);
+	hosts->destination_hash = hash_words(words + (count == 1 ? 1 : IPV6_WORDS), count);
+	return 0;
+}
+
+/* The hash of the host, or of the pair of hosts, that is treated as one flow. */
+static __always_inline __u32 isolation_hash(const struct hosts *hosts)
+{
+	const __u32 pair[2] = {hosts->source_hash, hosts->destination_hash};
+
+	if (hosts->isolation == ISOLATE_SRCHOST)
+		return hosts->source_hash;
+	if (hosts->isolation == ISOLATE_DSTHOST)
+		return hosts->destination_hash;
+	return hash_words(pair, 2);
+}
+
+/* A host's epoch out of the device's. */
+static __always_inline __u32 host_epoch(__u32 epoch)
+{
+	return epoch / HOST_EPOCH;
+}
+
+static __always_inline bool host_is_counted(const struct host *host, __u32 epoch)
+{
+	return host_epoch(host->counted) - host_epoch(epoch) < HOST_EPOCHS;
+}
+
+static __always_inline struct host *host_at(__u32 slot)
+{
+	__u32 key = slot / FLOW_WAYS;
+	struct host_set *set = bpf_map_lookup_elem(&host_table, &key);
+
+	return set ? &set->ways[bounded(slot, FLOW_WAYS)] : NULL;
+}
+
+/* The slot of a host that has its set among those from base on: its own, else one of a host without
+ * active flows, else one that it has to share.
+ */
+__noinline __u32 host_find(__u32 base, __u32 hash, __u32 epoch)
+{
+	__u32 key = base + (hash & (HOST_SETS - 1));
+	struct host_set *set = bpf_map_lookup_elem(&host_table, &key);
+	__u32 first = hash >> 16, tag = hash ?: 1;
+	__u32 free = FLOW_WAYS;
+
+	/* The table has a set for every tin, direction and hash. */
+	if (!set)
+		return 0;
+	for (__u32 i = 0; i < FLOW_WAYS; i++) {
+		__u32 way = bounded(first + i, FLOW_WAYS);
+		struct host *host = &set->ways[bounded(way, FLOW_WAYS)];
+
+		if (host->tag == tag)
+			return key * FLOW_WAYS + way;
+		if (free == FLOW_WAYS && !host_is_counted(host, epoch))
+			free = way;
+	}
+	if (free == FLOW_WAYS)
+		return key * FLOW_WAYS + first % FLOW_WAYS;
+	set->ways[bounded(free, FLOW_WAYS)].tag = tag;
+	return key * FLOW_WAYS + free;
+}
+
+/* The active flows of a host, brought to the present epoch. */
+__noinline __u32 host_flows(__u32 slot, __u32 epoch)
+{
+	struct host *host = host_at(slot);
+	__u32 before, now = host_epoch(epoch);
+	__s32 ended = 0;
+
+	/* The slot is one that host_find found. */
+	if (!host)
+		return 0;
+	before = *(volatile __u32 *)&host->epoch;
+	if (before != now && __sync_val_compare_and_swap(&host->epoch, before, now) == before) {
+		for (__u32 i = 0; i < HOST_EPOCHS; i++) {
+			__s32 *flows = &host->ends[bounded(before + i, HOST_EPOCHS)];
+
+			if (i >= now - before)
+				break;
+			if (*flows)
+				ended += __sync_lock_test_and_set(flows, 0);
+		}
+		if (ended)
+			__sync_fetch_and_add(&host->flows, -ended);
+	}
+	return flows_of(host->flows);
+}
+
+/* Finds the hosts whose flows are to be counted, and how many they have. */
+static __always_inline void hosts_find(struct hosts *hosts)
+{
+	__u32 base = hosts->tin * 2 * HOST_SETS;
+
+	if (isolates_source(hosts->isolation)) {
+		hosts->source = host_find(base, hosts->source_hash, hosts->epoch);
+		hosts->flows = host_flows(hosts->source, hosts->epoch);
+	}
+	if (isolates_destination(hosts->isolation)) {
+		hosts->destination =
+		    host_find(base + HOST_SETS, hosts->destination_hash, hosts->epoch);
+		hosts->flows = later_ns(hosts->flows, host_flows(hosts->destination, hosts->epoch));
+	}
+}
+
+/* Counts a flow of a host until an epoch, where it counted until another before, if it did. */
+static __always_inline void host_count(__u32 slot, bool counted, __u32 before, __u32 until)
+{
+	struct host *host = host_at(slot);
+
+	/* The slot is one that host_find found. */
+	if (!host)
+		return;
+	if (!counted)
+		__sync_fetch_and_add(&host->flows, 1);
+	else if (host_epoch(before) == host_epoch(until))
+		return;
+	else
+		__sync_fetch_and_add(&host->ends[bounded(host_epoch(before), HOST_EPOCHS)], -1);
+	__sync_fetch_and_add(&host->ends[bounded(host_epoch(until), HOST_EPOCHS)], 1);
+	if ((__s32)(until - host->counted) > 0 || !host_is_counted(host, until))
+		host->counted = until;
+}
+
+static __always_inline void hosts_count(const struct hosts *hosts, bool counted, __u32 before,
+					__u32 until)
+{
+	if (isolates_source(hosts->isolation))
+		host_count(hosts->source, counted, before, until);
+	if (isolates_destination(hosts->isolation))
+		host_count(hosts->destination, counted, before, until);
+}
+
+/* Weighs a flow: that of one whose hosts have no other is FLOW_WEIGHT. */
+static __always_inline void hosts_weigh(struct hosts *hosts, bool counted)
+{
+	__u32 flows = hosts->flows + !counted;
+	__u32 weight = FLOW_WEIGHT / (flows ?: 1);
+
+	hosts->weight = weight ?: 1;
+}
+
+#endif
