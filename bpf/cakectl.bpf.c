@@ -100,23 +100,50 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
 static __always_inline __u64 flow_cost(const struct flow *flow, const struct shard *shard,
 				       const struct tin_clock *tin, const struct device_config *cfg,
 				       const struct tin_config *tin_cfg, __u64 cell_rate,
-				       __u32 weight, __u32 bytes)
+				       __u32 bytes)
 {
 	__u32 itself = !flow_is_counted(flow, shard->epoch);
 	__u64 tin_flows = later_ns(flows_of(tin->flows) + itself, 1);
-	__u64 shard_flows = later_ns(flows_of(shard->flows) + itself, 1);
 	__u64 cost;
 
-	if (weight)
-		return weighed_cost(cost_ns(bytes, cell_rate ?: tin_cfg->rate_ns_per_byte_q24),
-				    cell_rate ? shard_flows : tin_flows, tin_flows,
-				    flows_of(tin->weight) + itself * weight, weight);
 	if (!cell_rate)
 		return cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * tin_flows;
-	cost = cost_ns(bytes, cell_rate) * shard_flows;
+	cost = cost_ns(bytes, cell_rate) * later_ns(flows_of(shard->flows) + itself, 1);
 	if (!cfg->equal_flows)
 		return cost;
 	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
+}
+
+/* The same where flows weigh differently: what the tin is given, by the flow's part of the weight
+ * of all of them. With the plan that goes with it each flow of the tin, wherever it is, has an
+ * equal part of what its shard is given. A function of its own, so that the verifier looks at it
+ * once.
+ */
+__noinline __u64 flow_cost_weighed(__u32 cell, bool counted, __u64 cell_rate, __u32 bytes)
+{
+	__u32 zero = 0;
+	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
+	struct hosts_met *met = bpf_map_lookup_elem(&hosts_met, &zero);
+
+	/* The caller has looked them up before. */
+	if (!cfg || !state || !shard || !met)
+		return 0;
+
+	const struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
+	const struct tin_config *tin_cfg = &cfg->tins[bounded(cell, MAX_TINS)];
+	__u64 tin_flows = later_ns(flows_of(tin->flows) + !counted, 1);
+	__u64 shard_flows = later_ns(flows_of(shard->flows) + !counted, 1);
+	__u32 weight = hosts_weigh(met, counted);
+	__u64 tin_weight = flows_of(tin->weight) + (counted ? 0 : weight);
+
+	if (!cell_rate)
+		return weighed_ns(cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24), 1, 1, tin_weight,
+				  weight);
+	return later_ns(
+	    weighed_ns(cost_ns(bytes, cell_rate), shard_flows, tin_flows, tin_weight, weight),
+	    weighed_ns(cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24), 1, 1, tin_weight, weight));
 }
 
 /* The longest that a packet may wait. A forwarded flow may always have some packets waiting, or no
@@ -180,18 +207,15 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id(), &queue_by);
 	/* The queue whose share the flow has a part in. */
 	__u32 home = queue;
-	struct hosts hosts = {};
 
 	epoch_roll(state, now, cfg->epoch_ns);
 	if (cfg->isolation) {
-		hosts.isolation = cfg->isolation;
-		hosts.tin = tin;
-		hosts.epoch = state->epoch;
-		hosts_read(skb, &frame, &hosts);
-		if (isolates_both_levels(hosts.isolation)) {
-			hosts_find(&hosts);
-		} else {
-			hash = isolation_hash(&hosts);
+		struct frame inner = frame;
+
+		tunnel_enter(skb, &inner);
+		__u32 host_hash = hosts_meet(skb, &inner, tin);
+		if (!isolates_both_levels(cfg->isolation)) {
+			hash = host_hash;
 			home = scale_hash(hash, cfg->queues);
 		}
 	}
@@ -216,8 +240,6 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    flow_find((home * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
 	if (!flow)
 		return bypass(BYPASS_NO_STATE);
-	if (isolates_both_levels(hosts.isolation))
-		hosts_weigh(&hosts, flow_is_counted(flow, shard->epoch));
 	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
 
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
@@ -229,7 +251,10 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .earliest = later_ns(flow->departure_ns, now),
 	    .leftover_earliest = ceil,
 	    .guarantee_cost =
-		flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, hosts.weight, bytes),
+		isolates_both_levels(cfg->isolation)
+		    ? flow_cost_weighed(cell, flow_is_counted(flow, shard->epoch), *cell_rate,
+					bytes)
+		    : flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes),
 	    .shift = cfg->tick_shift & 63,
 	    .tick_bytes = cfg->tick_bytes,
 	    .full_packet_bytes = cfg->full_packet_bytes,
@@ -254,7 +279,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	bool dropped = fate >= DROPPED_BY_AQM;
 
 	if (backlogged) {
-		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns, &hosts);
+		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns, cfg->isolation);
 		activity_note(state, shard, home, tin, now, dropped ? now : departure,
 			      FLOW_HOLD_EPOCHS * cfg->epoch_ns);
 	}

@@ -28,21 +28,21 @@ static __always_inline __u64 earlier_ns(__u64 a, __u64 b)
 	return a < b ? a : b;
 }
 
-#define COST_PARTS_BITS 16
-#define COST_NS_MAX     (1ULL << 33)
-#define COST_PARTS_MAX  (1ULL << 30)
+#define PARTS_BITS  16
+#define PARTS_MAX   (1ULL << 30)
+#define COST_NS_MAX (1ULL << 33)
 
 /* A flow's cost out of the cost at the rate that some of the flows of a tin have together: by what
  * the flow weighs among all of the tin's. The bounds keep the product below 2^63; what is beyond
- * them (8 seconds, 16,384 such flows) is far beyond any horizon.
+ * them (8 seconds, 16,384 such flows) is beyond any horizon.
  */
-static __always_inline __u64 weighed_cost(__u64 cost, __u64 flows, __u64 tin_flows,
-					  __u64 tin_weight, __u64 weight)
+static __always_inline __u64 weighed_ns(__u64 cost, __u64 flows, __u64 tin_flows, __u64 tin_weight,
+					__u64 weight)
 {
-	__u64 parts = (later_ns(tin_weight, weight) << COST_PARTS_BITS) / weight;
+	__u64 parts = (later_ns(tin_weight, weight) << PARTS_BITS) / weight;
 
 	parts = later_ns(parts * flows / tin_flows, 1);
-	return earlier_ns(cost, COST_NS_MAX) * earlier_ns(parts, COST_PARTS_MAX) >> COST_PARTS_BITS;
+	return earlier_ns(cost, COST_NS_MAX) * earlier_ns(parts, PARTS_MAX) >> PARTS_BITS;
 }
 
 /* Advances a clock that CPUs share by cost and returns where this packet's time begins. A clock

@@ -190,17 +190,20 @@ static __always_inline void shard_roll(const struct device_state *state, const s
 
 /* Counts a flow from this epoch to some time after its departure: see the top. */
 __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_ns,
-			   struct hosts *hosts)
+			   enum isolation isolation)
 {
 	__u32 zero = 0, key = slot / FLOW_WAYS;
 	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	struct shard_ends *ends = bpf_map_lookup_elem(&shard_ends, &cell);
 	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
+	struct hosts_met *met = NULL;
 
 	/* The caller has looked them up before. */
-	if (!state || !shard || !ends || !set || !hosts)
+	if (!state || !shard || !ends || !set)
 		return 0;
+	if (isolates_both_levels(isolation))
+		met = bpf_map_lookup_elem(&hosts_met, &zero);
 
 	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
 	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
@@ -208,8 +211,9 @@ __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_
 	__u32 before = flow->counted;
 	__u64 start = state->epoch_start_ns;
 	__u64 until = departure > start ? (departure - start) / epoch_ns : 0;
-	__u32 weighed = flow->weight, weight = hosts->weight;
 	bool counted = flow_is_counted(flow, epoch);
+	__u32 weighed = counted ? flow->weight : 0;
+	__u32 weight = met ? hosts_weigh(met, counted) : 0;
 
 	if (counted) {
 		__u16 age = epoch - flow->counted_since;
@@ -228,12 +232,11 @@ __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_
 		until = epoch + earlier_ns(until, EPOCHS - 1);
 		flow->counted_since = epoch;
 		shard_add(state, shard, cell % MAX_TINS, 1);
-		weighed = 0;
 	}
 	__sync_fetch_and_add(&ends->flows[bounded(until, EPOCHS)], 1);
-	if (weight) {
+	if (met) {
 		__sync_fetch_and_add(&ends->weight[bounded(until, EPOCHS)], weight);
-		hosts_count(hosts, counted, before, until);
+		hosts_count(met, counted, before, until);
 	}
 	if (weight != weighed)
 		__sync_fetch_and_add(&tin->weight, weight - weighed);

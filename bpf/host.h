@@ -18,23 +18,6 @@
 
 #define IPV6_WORDS 4
 
-/* The hosts of a packet: what is asked, and what is found. */
-struct hosts {
-	enum isolation isolation;
-	__u32 tin;
-	__u32 epoch;
-	/* Of the addresses. */
-	__u32 source_hash;
-	__u32 destination_hash;
-	/* The hosts' slots (the key of the set, times FLOW_WAYS, plus the way). */
-	__u32 source;
-	__u32 destination;
-	/* Active flows of the one that has more of them. */
-	__u32 flows;
-	/* What the flow weighs; 0 where weights are not asked for. */
-	__u32 weight;
-};
-
 static __always_inline bool isolates_source(enum isolation isolation)
 {
 	return isolation == ISOLATE_DUAL_SRCHOST || isolation == ISOLATE_TRIPLE;
@@ -70,47 +53,6 @@ static __always_inline __u32 hash_words(const __u32 *words, __u32 count)
 	hash = (hash ^ hash >> 16) * 0x85ebca6b;
 	hash = (hash ^ hash >> 13) * 0xc2b2ae35;
 	return hash ^ hash >> 16;
-}
-
-/* Hashes the addresses of a packet, or those of what it carries if it is a tunnel's. A function of
- * its own, so that the verifier looks at it once.
- */
-__noinline int hosts_read(struct __sk_buff *skb, struct frame *frame, struct hosts *hosts)
-{
-	__u32 words[2 * IPV6_WORDS] = {};
-	__u32 offset, count;
-
-	if (!frame || !hosts)
-		return 0;
-
-	struct frame inner = *frame;
-	tunnel_enter(skb, &inner);
-	if (inner.protocol == bpf_htons(ETH_P_IP)) {
-		offset = inner.offset + offsetof(struct iphdr, saddr);
-		count = 1;
-		if (bpf_skb_load_bytes(skb, offset, words, 2 * sizeof(__u32)))
-			return 0;
-	} else {
-		offset = inner.offset + offsetof(struct ipv6hdr, saddr);
-		count = IPV6_WORDS;
-		if (bpf_skb_load_bytes(skb, offset, words, sizeof(words)))
-			return 0;
-	}
-	hosts->source_hash = hash_words(words, count);
-	hosts->destination_hash = hash_words(words + (count == 1 ? 1 : IPV6_WORDS), count);
-	return 0;
-}
-
-/* The hash of the host, or of the pair of hosts, that is treated as one flow. */
-static __always_inline __u32 isolation_hash(const struct hosts *hosts)
-{
-	const __u32 pair[2] = {hosts->source_hash, hosts->destination_hash};
-
-	if (hosts->isolation == ISOLATE_SRCHOST)
-		return hosts->source_hash;
-	if (hosts->isolation == ISOLATE_DSTHOST)
-		return hosts->destination_hash;
-	return hash_words(pair, 2);
 }
 
 /* A host's epoch out of the device's. */
@@ -186,20 +128,67 @@ __noinline __u32 host_flows(__u32 slot, __u32 epoch)
 	return flows_of(host->flows);
 }
 
-/* Finds the hosts whose flows are to be counted, and how many they have. */
-static __always_inline void hosts_find(struct hosts *hosts)
+/* Reads the addresses of a packet and returns the hash of the host, or of the pair, that is treated
+ * as one flow. Where it is the hosts' flows that are counted, finds these hosts, for hosts_weigh
+ * and hosts_count, and returns 0. A function of its own, so that the verifier looks at it once.
+ */
+__noinline __u32 hosts_meet(struct __sk_buff *skb, struct frame *frame, __u32 tin)
 {
-	__u32 base = hosts->tin * 2 * HOST_SETS;
+	__u32 zero = 0, words[2 * IPV6_WORDS] = {};
+	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
+	struct hosts_met *met = bpf_map_lookup_elem(&hosts_met, &zero);
+	__u32 pair[2];
 
-	if (isolates_source(hosts->isolation)) {
-		hosts->source = host_find(base, hosts->source_hash, hosts->epoch);
-		hosts->flows = host_flows(hosts->source, hosts->epoch);
+	/* Arrays of one entry always have it; a global function has to check its arguments. */
+	if (!cfg || !state || !met || !frame)
+		return 0;
+	if (frame->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, frame->offset + offsetof(struct iphdr, saddr), words,
+				       2 * sizeof(__u32)))
+			return 0;
+		pair[0] = hash_words(words, 1);
+		pair[1] = hash_words(words + 1, 1);
+	} else {
+		if (bpf_skb_load_bytes(skb, frame->offset + offsetof(struct ipv6hdr, saddr), words,
+				       sizeof(words)))
+			return 0;
+		pair[0] = hash_words(words, IPV6_WORDS);
+		pair[1] = hash_words(words + IPV6_WORDS, IPV6_WORDS);
 	}
-	if (isolates_destination(hosts->isolation)) {
-		hosts->destination =
-		    host_find(base + HOST_SETS, hosts->destination_hash, hosts->epoch);
-		hosts->flows = later_ns(hosts->flows, host_flows(hosts->destination, hosts->epoch));
+
+	enum isolation isolation = cfg->isolation;
+	if (isolation == ISOLATE_SRCHOST)
+		return pair[0];
+	if (isolation == ISOLATE_DSTHOST)
+		return pair[1];
+	if (isolation == ISOLATE_HOSTS)
+		return hash_words(pair, 2);
+
+	__u32 base = tin * 2 * HOST_SETS;
+	__u32 flows = 0;
+	if (isolates_source(isolation)) {
+		met->source = host_find(base, pair[0], state->epoch);
+		flows = host_flows(met->source, state->epoch);
 	}
+	if (isolates_destination(isolation)) {
+		met->destination = host_find(base + HOST_SETS, pair[1], state->epoch);
+		flows = later_ns(flows, host_flows(met->destination, state->epoch));
+	}
+	met->flows = flows;
+	met->isolation = isolation;
+	return 0;
+}
+
+/* What a flow of the hosts met weighs: FLOW_WEIGHT over the flows of the one that has more of them.
+ * One that is not counted yet counts itself in.
+ */
+static __always_inline __u32 hosts_weigh(struct hosts_met *met, bool counted)
+{
+	__u32 flows = met->flows + !counted;
+	__u32 weight = FLOW_WEIGHT / (flows ?: 1);
+
+	return weight ?: 1;
 }
 
 /* Counts a flow of a host until an epoch, where it counted until another before, if it did. */
@@ -221,22 +210,14 @@ static __always_inline void host_count(__u32 slot, bool counted, __u32 before, _
 		host->counted = until;
 }
 
-static __always_inline void hosts_count(const struct hosts *hosts, bool counted, __u32 before,
+/* Counts a flow of the hosts met. */
+static __always_inline void hosts_count(const struct hosts_met *met, bool counted, __u32 before,
 					__u32 until)
 {
-	if (isolates_source(hosts->isolation))
-		host_count(hosts->source, counted, before, until);
-	if (isolates_destination(hosts->isolation))
-		host_count(hosts->destination, counted, before, until);
-}
-
-/* Weighs a flow: that of one whose hosts have no other is FLOW_WEIGHT. */
-static __always_inline void hosts_weigh(struct hosts *hosts, bool counted)
-{
-	__u32 flows = hosts->flows + !counted;
-	__u32 weight = FLOW_WEIGHT / (flows ?: 1);
-
-	hosts->weight = weight ?: 1;
+	if (isolates_source(met->isolation))
+		host_count(met->source, counted, before, until);
+	if (isolates_destination(met->isolation))
+		host_count(met->destination, counted, before, until);
 }
 
 #endif

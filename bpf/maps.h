@@ -133,6 +133,16 @@ struct {
 	__type(value, struct host_set);
 } host_table SEC(".maps");
 
+/* Key 0. Value: the hosts of this CPU's packet, on their way from where they are found to where
+ * flows are counted. Written and read by the data path within one packet.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hosts_met);
+} hosts_met SEC(".maps");
+
 /* Key: tin. Value: counters of that tin on this CPU. Written by the data path only. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

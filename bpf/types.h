@@ -213,7 +213,8 @@ struct shard_ends {
 };
 
 /* What a flow weighs that is the only one of its hosts. */
-#define FLOW_WEIGHT (1 << 14)
+#define FLOW_WEIGHT      (1 << 14)
+#define FLOW_WEIGHT_MASK 0x7fff
 
 /* A host is counted by epochs of so many of the device's, and has so many of them. */
 #define HOST_EPOCH  8
@@ -236,6 +237,16 @@ struct host {
 
 struct host_set {
 	struct host ways[FLOW_WAYS];
+};
+
+/* The hosts of the packet that a CPU is about to book, where their flows are counted. */
+struct hosts_met {
+	enum isolation isolation;
+	/* Their slots: the key of the set, times FLOW_WAYS, plus the way. */
+	__u32 source;
+	__u32 destination;
+	/* Active flows of the one that has more of them. */
+	__u32 flows;
 };
 
 /* One tick of the calendar. */

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ type attachFlags struct {
 	diffserv, metrics     string
 	keep, replace, dryRun bool
 	checkQueues           bool
+	flows                 int
 }
 
 func (a *app) attachCommand() *cobra.Command {
@@ -61,10 +63,11 @@ ends.`,
 	}
 	flags.register(cmd)
 	f := cmd.Flags()
-	for flag, value := range map[string]string{"split": string(rates.SplitFlows), "rtt": config.DefaultRTT.String(), "on-drift": string(config.DriftRepair)} {
+	for flag, value := range map[string]string{"split": string(rates.SplitFlows), "isolation": string(config.IsolateFlows), "rtt": config.DefaultRTT.String(), "on-drift": string(config.DriftRepair)} {
 		f.Lookup(flag).DefValue = value // shown in the help
 	}
 	f.StringVar(&flags.diffserv, "diffserv", string(tins.Default), "`preset` of tins: "+strings.Join(presetNames(), ", "))
+	f.IntVar(&flags.flows, "flows", 0, "`number` of flows of a tin that each queue has room for: a power of two; 1024 if not given, less where that would be much memory")
 	f.StringVar(&flags.metrics, "metrics", config.DefaultMetricsAddress, "`address` to serve Prometheus metrics on, or none")
 	f.BoolVar(&flags.keep, "keep", false, "leave the shaping on when this process ends")
 	f.BoolVar(&flags.replace, "replace", false, "take the place of a qdisc that is not the kernel's default; detach restores it")
@@ -84,12 +87,13 @@ type request struct {
 	metricsAddress        string
 	keep, replace, dryRun bool
 	checkQueues           bool
+	flows                 int // 0 if not given
 	// processFlags names the given flags that concern the process and not the device.
 	processFlags []string
 }
 
 func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
-	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun, checkQueues: f.checkQueues}
+	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun, checkQueues: f.checkQueues, flows: f.flows}
 	if r.change, err = f.change(cmd); err != nil {
 		return r, err
 	}
@@ -114,7 +118,7 @@ func (r request) spec(found *config.Spec) (config.Spec, error) {
 	if found != nil {
 		base = *found
 		base.Device = r.device // which may have been renamed since
-		if err := r.checkPreset(base.Preset); err != nil {
+		if err := r.checkFixed(base.Preset, base.Flows); err != nil {
 			return config.Spec{}, err
 		}
 	} else if r.change.Bandwidth == nil {
@@ -125,6 +129,7 @@ func (r request) spec(found *config.Spec) (config.Spec, error) {
 	}
 	base.MetricsAddress, base.Keep, base.Replace, base.DryRun = r.metricsAddress, r.keep, r.replace, r.dryRun
 	base.CheckQueues = r.checkQueues
+	base.Flows = cmp.Or(r.flows, base.Flows)
 	spec, err := base.Apply(r.change)
 	if err != nil {
 		return config.Spec{}, err
@@ -150,10 +155,13 @@ func withResets(overrides, change []config.TinOverride) []config.TinOverride {
 	return overrides
 }
 
-// checkPreset refuses to change the tins of an attached device.
-func (r request) checkPreset(attached tins.Preset) error {
-	if r.preset != "" && r.preset != attached {
-		return invalid("it is attached with %s, and tins cannot change under traffic: detach it first", attached)
+// checkFixed refuses to change what cannot change while a device is attached.
+func (r request) checkFixed(preset tins.Preset, flows int) error {
+	if r.preset != "" && r.preset != preset {
+		return invalid("it is attached with %s, and tins cannot change under traffic: detach it first", preset)
+	}
+	if r.flows != 0 && r.flows != flows {
+		return invalid("it is attached with room for %d flows a queue and tin, which cannot change under traffic: detach it first", flows)
 	}
 	return nil
 }
@@ -202,7 +210,7 @@ func (a *app) attachThroughDaemon(ctx context.Context, r request) error {
 	if err != nil {
 		return err
 	}
-	if err := r.checkPreset(tins.Preset(status.Diffserv)); err != nil {
+	if err := r.checkFixed(tins.Preset(status.Diffserv), status.Flows); err != nil {
 		return prefix("attach", r.device, err)
 	}
 	if r.dryRun {

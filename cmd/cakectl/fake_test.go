@@ -202,7 +202,7 @@ func (d *fakeDevice) Status(context.Context) (api.Status, error) {
 	status := api.Status{
 		Device: d.name, Enforcing: d.host.notEnforcing == "", Reason: d.host.notEnforcing,
 		Attach: "tcx", RootQdisc: "mq", Bandwidth: api.BitsPerSec(cfg.Bandwidth),
-		Diffserv: string(spec.Preset), Split: string(spec.Split), Queues: api.Queues{Total: 4}, Daemon: 4711,
+		Diffserv: string(spec.Preset), Split: string(spec.Split), Isolation: string(spec.Isolation), Queues: api.Queues{Total: 4}, Daemon: 4711,
 	}
 	for _, tin := range cfg.Tins {
 		status.Tins = append(status.Tins, api.Tin{

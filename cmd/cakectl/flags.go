@@ -16,6 +16,7 @@ import (
 // changeFlags are those of attach and set: what can be changed while traffic flows.
 type changeFlags struct {
 	bandwidth, split, rtt string
+	isolation             string
 	tins                  []string
 	overhead              []string
 	mpu                   string
@@ -31,6 +32,7 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.bandwidth, "bandwidth", "", "`rate` of the whole device: absolute, % of the link's speed, or unlimited")
 	flags.StringArrayVar(&f.tins, "tin", nil, "`settings` of one tin, NAME=rate:RATE,ceil:RATE (one or both): the rate it is guaranteed, or default; its hard cap, or none; may be repeated")
 	flags.StringVar(&f.split, "split", "", "`policy` that divides a tin's rate among its active queues: by their flows, or equally: flows or equal")
+	flags.StringVar(&f.isolation, "isolation", "", "`what` is treated equally within a tin: flows; hosts (srchost, dsthost, hosts); or hosts and then the flows of each (dual-srchost, dual-dsthost, triple)")
 	flags.StringVar(&f.rtt, "rtt", "", "round-trip `time` of the traffic: such as 20ms, or "+strings.Join(rttPresets(), ", "))
 	flags.StringSliceVar(&f.overhead, "overhead", nil, "what the line adds to an IP packet, in `bytes` or by tc-cake's names, which add up: "+strings.Join(framing.Keywords(), ", "))
 	flags.StringVar(&f.mpu, "mpu", "", "`bytes` that a packet takes on the line at least")
@@ -45,6 +47,7 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.onDrift, "on-drift", "", "what to do when others change what is ours on the device: put it back, or only tell: repair or report")
 	completeWords(cmd, "on-drift", string(config.DriftRepair), string(config.DriftReport))
 	completeWords(cmd, "split", string(rates.SplitFlows), string(rates.SplitEqual))
+	completeWords(cmd, "isolation", isolationNames()...)
 	completeWords(cmd, "rtt", rttPresets()...)
 }
 
@@ -72,6 +75,13 @@ func (f *changeFlags) change(cmd *cobra.Command) (config.Change, error) {
 			return change, err
 		}
 		change.Split = &split
+	}
+	if given("isolation") {
+		isolation, err := config.ParseIsolation(f.isolation)
+		if err != nil {
+			return change, err
+		}
+		change.Isolation = &isolation
 	}
 	if err := f.lineChange(given, &change); err != nil {
 		return change, err
@@ -152,6 +162,14 @@ func (f *changeFlags) classChange(given func(flag string) bool, change *config.C
 // rttPresets are the names that config.ParseRTT takes.
 func rttPresets() []string {
 	return []string{"datacentre", "lan", "metro", "regional", "internet", "oceanic", "satellite", "interplanetary"}
+}
+
+func isolationNames() []string {
+	var names []string
+	for _, isolation := range config.Isolations() {
+		names = append(names, string(isolation))
+	}
+	return names
 }
 
 func presetNames() []string {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -29,6 +30,9 @@ func shapedTo(s api.Status) string {
 	text += ", " + s.Diffserv
 	if len(s.Tins) > 1 {
 		text += ", split by " + s.Split
+	}
+	if s.Isolation != string(config.IsolateFlows) {
+		text += ", isolation " + s.Isolation
 	}
 	if s.Attach == "" { // not attached
 		return text

@@ -24,7 +24,7 @@ func exampleStatus() api.Status {
 	}
 	s := api.Status{
 		Device: "eth0", Enforcing: true, Attach: "tcx", RootQdisc: "mq", Bandwidth: bps(bandwidth),
-		Diffserv: "diffserv4", Split: "flows", Queues: api.Queues{Total: 8, Active: 6}, Daemon: 4711,
+		Diffserv: "diffserv4", Split: "flows", Isolation: "triple", Queues: api.Queues{Total: 8, Active: 6}, Daemon: 4711,
 		Framing: framing.Framing{OverIP: true, OverheadBytes: 18, MPUBytes: 64},
 		Classes: api.Classes{
 			Map:        []tins.Rule{{Field: tins.DSCP, From: 10, To: 14, Tin: "bulk"}, {Field: tins.Mark, From: 16, To: 16, Tin: "voice"}},
@@ -57,7 +57,7 @@ func exampleStatus() api.Status {
 }
 
 func TestPrintStatus(t *testing.T) {
-	const want = `eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, 8 transmit queues by tcx under mq
+	const want = `eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, isolation triple, 8 transmit queues by tcx under mq
 enforcing: yes
 classes: dscp:10-14=bulk, mark:0x10=voice, fwmark 0xff00, inner DSCP, wash
 active: 6 queues, 32 flows
@@ -100,7 +100,7 @@ controller: no process (rates stay as they are); 0 events, 0 recomputes (0 witho
 	var got strings.Builder
 	err := printStatus(&got, api.Status{
 		Device: "eth1", Reason: "the device is gone", Attach: "clsact", Bandwidth: 64000,
-		Diffserv: "besteffort", Split: "flows", Queues: api.Queues{Total: 1},
+		Diffserv: "besteffort", Split: "flows", Isolation: "flows", Queues: api.Queues{Total: 1},
 	})
 	if err != nil {
 		t.Fatal(err)

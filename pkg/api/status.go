@@ -24,7 +24,11 @@ type Status struct {
 	Bandwidth BitsPerSec `json:"bandwidth_bits_per_second"`
 	Diffserv  string     `json:"diffserv"`
 	Split     string     `json:"split"`
-	RootQdisc string     `json:"root_qdisc"`
+	// Isolation is what is treated equally within a tin.
+	Isolation string `json:"isolation"`
+	// Flows is the size of the flow table of each (queue, tin).
+	Flows     int    `json:"flow_table_flows"`
+	RootQdisc string `json:"root_qdisc"`
 	// Framing is what the line adds to a packet: rates and byte counts hold with it.
 	Framing framing.Framing `json:"framing"`
 	// Classes are what decides about a packet's tin beside the preset.

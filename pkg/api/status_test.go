@@ -21,6 +21,8 @@ func TestStatusJSON(t *testing.T) {
   "bandwidth_bits_per_second": 200000000,
   "diffserv": "diffserv4",
   "split": "flows",
+  "isolation": "",
+  "flow_table_flows": 0,
   "root_qdisc": "mq",
   "framing": {
     "over_ip": true,

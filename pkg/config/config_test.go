@@ -432,7 +432,7 @@ func TestJSON(t *testing.T) {
 	full.Keep, full.Replace, full.DryRun = true, true, true
 	const want = `{"device":"eth0","bandwidth":"50%","preset":"diffserv4","tins":[` +
 		`{"name":"voice","rate":"2gbit","ceil":"50%"},{"name":"bulk","rate_default":true,"ceil_none":true}],` +
-		`"split":"flows","rtt_ns":100000000,"metrics_address":"127.0.0.1:9750","keep":true,"replace":true,"dry_run":true}`
+		`"split":"flows","isolation":"flows","rtt_ns":100000000,"metrics_address":"127.0.0.1:9750","keep":true,"replace":true,"dry_run":true}`
 	encoded, err := json.Marshal(full)
 	if err != nil || string(encoded) != want {
 		t.Errorf("marshal = %s, %v\nwant      %s", encoded, err, want)

@@ -31,6 +31,8 @@ import (
 //	    bandwidth: 2gbit
 //	    diffserv: diffserv4
 //	    split: flows
+//	    isolation: triple   # fair between hosts first
+//	    flows: 1024         # room for each queue and tin
 //	    overhead: pppoe-ptm # what the line adds; also mpu: BYTES and cells: atm, ptm or noatm
 //	    map: [dscp:EF=voice, mark:0x10=bulk]
 //	    fwmark: 0xff
@@ -170,6 +172,8 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		"bandwidth":    r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
 		"diffserv":     r.text(parsed(&spec.Preset, ParsePreset)),
 		"split":        r.text(parsed(&spec.Split, ParseSplit)),
+		"isolation":    r.text(parsed(&spec.Isolation, ParseIsolation)),
+		"flows":        r.text(parsed(&spec.Flows, ParseFlows)),
 		"rtt":          r.text(parsed(&spec.RTT, ParseRTT)),
 		"keep":         r.text(parsed(&spec.Keep, parseBool)),
 		"replace":      r.text(parsed(&spec.Replace, parseBool)),

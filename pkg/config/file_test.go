@@ -19,11 +19,12 @@ func TestFile(t *testing.T) {
 	const text = `
 metrics: none
 devices:
-  eth1: {bandwidth: 95%}
+  eth1: {bandwidth: 95%, isolation: Triple-Isolate}
   eth0.10:
     bandwidth: 2gbit
     diffserv: Diffserv3
     split: equal
+    flows: 2048
     rtt: lan
     cells: noatm
     overhead: pppoe-ptm, ether-vlan
@@ -56,7 +57,7 @@ defaults:
 	}
 	want := File{MetricsAddress: MetricsNone, Devices: []Spec{
 		{
-			Device: "eth0.10", Bandwidth: *value("2gbit"), Preset: tins.Diffserv3, Split: rates.SplitEqual, RTT: time.Millisecond,
+			Device: "eth0.10", Bandwidth: *value("2gbit"), Preset: tins.Diffserv3, Split: rates.SplitEqual, Isolation: IsolateFlows, Flows: 2048, RTT: time.Millisecond,
 			Framing:    framing.Framing{OverIP: true, OverheadBytes: 34},
 			Map:        []tins.Rule{{Field: tins.DSCP, From: 46, To: 46, Tin: "bulk"}, {Field: tins.Mark, From: 16, To: 17, Tin: "voice"}},
 			FwmarkMask: 0xff, InnerDSCP: true, Wash: true,
@@ -64,7 +65,7 @@ defaults:
 			Tins: []TinOverride{{Name: "voice", Rate: value("50mbit"), Ceil: value("10%")}},
 		},
 		{
-			Device: "eth1", Bandwidth: *value("95%"), Preset: tins.Diffserv4, Split: rates.SplitFlows, RTT: 10 * time.Millisecond,
+			Device: "eth1", Bandwidth: *value("95%"), Preset: tins.Diffserv4, Split: rates.SplitFlows, Isolation: IsolateTriple, RTT: 10 * time.Millisecond,
 			Framing:        framing.Framing{OverIP: true, OverheadBytes: 18, MPUBytes: 64},
 			MetricsAddress: MetricsNone, Keep: true, FromFile: true,
 			Tins: []TinOverride{{Name: "bulk", Ceil: value("1mbit")}, {Name: "voice", Ceil: value("2mbit")}},

@@ -36,6 +36,11 @@ type Spec struct {
 	Preset    tins.Preset   `json:"preset"`
 	Tins      []TinOverride `json:"tins,omitempty"`
 	Split     rates.Split   `json:"split"`
+	// Isolation is what is treated equally within a tin; "" is each flow.
+	Isolation Isolation `json:"isolation,omitempty"`
+	// Flows is the size of the flow table of each (queue, tin), a power of two; 0 leaves it to the
+	// program. It cannot change while the device is attached.
+	Flows int `json:"flows,omitempty"`
 	// Framing is what the line behind the device adds to a packet.
 	Framing framing.Framing `json:"framing,omitzero"`
 	// Map are rules of the user's own for which packets go to which tin; a later one wins.
@@ -97,6 +102,7 @@ func New(device string, bandwidth rates.Value) Spec {
 		Bandwidth:      bandwidth,
 		Preset:         tins.Default,
 		Split:          rates.SplitFlows,
+		Isolation:      IsolateFlows,
 		RTT:            DefaultRTT,
 		MetricsAddress: DefaultMetricsAddress,
 	}
@@ -169,6 +175,12 @@ func (s Spec) check() (tins.Def, error) {
 		return tins.Def{}, err
 	}
 	if _, err := ParseSplit(string(s.Split)); err != nil {
+		return tins.Def{}, err
+	}
+	if err := checkIsolation(s.Isolation, s.Split); err != nil {
+		return tins.Def{}, err
+	}
+	if err := checkFlows(s.Flows); err != nil {
 		return tins.Def{}, err
 	}
 	if err := s.Framing.Check(); err != nil {
@@ -340,6 +352,7 @@ type Change struct {
 	Bandwidth *rates.Value  `json:"bandwidth,omitempty"`
 	Tins      []TinOverride `json:"tins,omitempty"`
 	Split     *rates.Split  `json:"split,omitempty"`
+	Isolation *Isolation    `json:"isolation,omitempty"`
 	// Framing takes the place of all that was said about the line; MPUBytes and Cells then change
 	// a part of it.
 	Framing  *framing.Framing `json:"framing,omitempty"`
@@ -374,6 +387,7 @@ func (s Spec) Apply(c Change) (Spec, error) {
 	}
 	set(&s.Bandwidth, c.Bandwidth)
 	set(&s.Split, c.Split)
+	set(&s.Isolation, c.Isolation)
 	set(&s.Framing, c.Framing)
 	set(&s.Framing.MPUBytes, c.MPUBytes)
 	set(&s.Framing.Cells, c.Cells)
@@ -406,11 +420,15 @@ func (s Spec) ChangeTo(to Spec) (Change, error) {
 	if s.Preset != to.Preset {
 		return Change{}, invalid("%s is attached with %s, and tins cannot change under traffic: detach it first to have %s", s.Device, s.Preset, to.Preset)
 	}
+	if to.Flows != 0 && to.Flows != s.Flows {
+		return Change{}, invalid("%s is attached with room for %d flows a queue and tin, and that cannot change under traffic: detach it first to have %d", s.Device, s.Flows, to.Flows)
+	}
 	rules := append([]tins.Rule{}, to.Map...) // an empty list in JSON, as null would change nothing
 	change := Change{
 		Bandwidth:  &to.Bandwidth,
 		Tins:       slices.Clone(to.Tins),
 		Split:      &to.Split,
+		Isolation:  &to.Isolation,
 		Framing:    &to.Framing,
 		Map:        &rules,
 		FwmarkMask: &to.FwmarkMask,

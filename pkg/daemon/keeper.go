@@ -295,7 +295,7 @@ func (k *keeper) Status(ctx context.Context) (api.Status, error) {
 	}
 	status := api.Status{
 		Device: k.name, Reason: fmt.Sprintf("not attached: %v", problem),
-		Diffserv: string(spec.Preset), Split: string(spec.Split), Tins: []api.Tin{}, Daemon: os.Getpid(),
+		Diffserv: string(spec.Preset), Split: string(spec.Split), Isolation: string(spec.Isolation), Flows: spec.Flows, Tins: []api.Tin{}, Daemon: os.Getpid(),
 	}
 	if cfg, err := spec.Resolve(0); err == nil { // a percentage has to wait for the link
 		status.Bandwidth = api.BitsPerSec(cfg.Bandwidth)

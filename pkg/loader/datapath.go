@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,6 +62,11 @@ type Options struct {
 	// LinkHeaderBytes is the length of the link layer's header at the egress hook: 14 for
 	// Ethernet, 0 for devices without a link layer.
 	LinkHeaderBytes int
+}
+
+// FlowTableBytes is the memory for the flow tables of all queues and tins.
+func (o Options) FlowTableBytes() int {
+	return o.Queues * o.Tins * o.Flows / FlowWays * binary.Size(dataPathFlowSet{})
 }
 
 func (o Options) check() error {
@@ -174,6 +180,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapEvents:     &m.Events,
 		dataPathMapFlows:      &m.Flows,
 		dataPathMapHostTable:  &m.HostTable,
+		dataPathMapHostsMet:   &m.HostsMet,
 		dataPathMapForeseen:   &m.Foreseen,
 		dataPathMapForesight:  &m.Foresight,
 		dataPathMapMarkToTin:  &m.MarkToTin,

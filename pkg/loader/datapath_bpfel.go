@@ -182,6 +182,14 @@ type dataPathHostSet struct {
 	}
 }
 
+type dataPathHostsMet struct {
+	_           structs.HostLayout
+	Isolation   dataPathIsolation
+	Source      uint32
+	Destination uint32
+	Flows       uint32
+}
+
 type dataPathIsolation uint32
 
 const (
@@ -270,6 +278,7 @@ const (
 	dataPathMapForeseen        = "foreseen"
 	dataPathMapForesight       = "foresight"
 	dataPathMapHostTable       = "host_table"
+	dataPathMapHostsMet        = "hosts_met"
 	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
@@ -346,6 +355,7 @@ type dataPathMapSpecs struct {
 	Foreseen   *ebpf.MapSpec `ebpf:"foreseen"`
 	Foresight  *ebpf.MapSpec `ebpf:"foresight"`
 	HostTable  *ebpf.MapSpec `ebpf:"host_table"`
+	HostsMet   *ebpf.MapSpec `ebpf:"hosts_met"`
 	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
@@ -398,6 +408,7 @@ type dataPathMaps struct {
 	Foreseen   *ebpf.Map `ebpf:"foreseen"`
 	Foresight  *ebpf.Map `ebpf:"foresight"`
 	HostTable  *ebpf.Map `ebpf:"host_table"`
+	HostsMet   *ebpf.Map `ebpf:"hosts_met"`
 	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
@@ -421,6 +432,7 @@ func (m *dataPathMaps) Close() error {
 		m.Foreseen,
 		m.Foresight,
 		m.HostTable,
+		m.HostsMet,
 		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,

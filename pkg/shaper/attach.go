@@ -21,11 +21,12 @@ import (
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
-// maxFlowTableBytes bounds the memory for flows on devices with very many queues; their flow tables
-// get smaller instead.
-const maxFlowTableBytes = 16 << 20
-
-const flowBytes = 48
+// Memory for the flow tables of a device: where the user does not say how large they are, they get
+// smaller on devices with very many queues.
+const (
+	maxFlowTableBytes      = 16 << 20
+	maxAskedFlowTableBytes = 1 << 30
+)
 
 // Shaper is one attached device.
 type Shaper struct {
@@ -174,8 +175,15 @@ func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) 
 			Found:   found,
 		},
 	}
-	s.rates, err = s.resolve(spec)
-	return s, err
+	if s.rates, err = s.resolve(spec); err != nil {
+		return nil, err
+	}
+	options := s.loaderOptions()
+	if bytes := options.FlowTableBytes(); bytes > maxAskedFlowTableBytes {
+		return nil, fmt.Errorf("%w: flows %d: with %d queues and %d tins that takes %d MB, above %d", config.ErrInvalid, options.Flows, options.Queues, options.Tins, bytes>>20, maxAskedFlowTableBytes>>20)
+	}
+	s.record.Spec.Flows = options.Flows
+	return s, nil
 }
 
 // resolve turns a spec into rates. A percentage of a link that does not tell its speed now, because
@@ -353,17 +361,23 @@ func (s *Shaper) queuesInUse() int {
 	return queues
 }
 
+// loaderOptions are what is fixed while the device is attached.
 func (s *Shaper) loaderOptions() loader.Options {
-	queues, tins := max(s.seen.NumTxQueues, 1), len(s.rates.Tins)
-	flows := loader.DefaultFlows
-	for flows > 8*loader.FlowWays && queues*tins*flows*flowBytes > maxFlowTableBytes {
-		flows /= 2
+	o := loader.Options{
+		Queues: max(s.seen.NumTxQueues, 1),
+		Tins:   len(s.rates.Tins),
+		Flows:  s.record.Spec.Flows,
 	}
-	header := 0
+	if o.Flows == 0 {
+		o.Flows = loader.DefaultFlows
+		for o.Flows > config.MinFlows && o.FlowTableBytes() > maxFlowTableBytes {
+			o.Flows /= 2
+		}
+	}
 	if len(s.device.Attrs().HardwareAddr) > 0 {
-		header = 14
+		o.LinkHeaderBytes = linkHeaderBytes
 	}
-	return loader.Options{Queues: queues, Tins: tins, Flows: flows, LinkHeaderBytes: header}
+	return o
 }
 
 func (s *Shaper) installQdiscs(ctx context.Context) error {

@@ -54,6 +54,7 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		FullPacketBytes: fullPacket,
 		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
 		EqualFlows:      cfg.Split == rates.SplitFlows,
+		Isolation:       isolation(spec.Isolation),
 		Queues:          queues,
 		CheckQueues:     spec.CheckQueues,
 		Framing:         spec.Framing,
@@ -68,6 +69,24 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		s.Tins = append(s.Tins, loader.TinSettings{Rate: tin.Rate, Ceil: tin.Ceil, AQMTarget: target, AQMInterval: interval})
 	}
 	return s, nil
+}
+
+func isolation(i config.Isolation) loader.Isolation {
+	switch i {
+	case config.IsolateSrcHost:
+		return loader.IsolateSrcHost
+	case config.IsolateDstHost:
+		return loader.IsolateDstHost
+	case config.IsolateHosts:
+		return loader.IsolateHosts
+	case config.IsolateDualSrcHost:
+		return loader.IsolateDualSrcHost
+	case config.IsolateDualDstHost:
+		return loader.IsolateDualDstHost
+	case config.IsolateTriple:
+		return loader.IsolateTriple
+	}
+	return loader.IsolateFlows
 }
 
 // aqm is CoDel's target and interval for traffic of a round-trip time, in a tin where a full packet

@@ -247,6 +247,8 @@ func Plan(_ context.Context, env Env, spec config.Spec) ([]string, error) {
 	for _, step := range s.steps() {
 		plan = append(plan, step.name)
 		if step.name == stepDataPath {
+			options := s.loaderOptions()
+			plan = append(plan, fmt.Sprintf("  with room for %d flows a queue and tin: %.1f MB for %d queues and %d tins", options.Flows, float64(options.FlowTableBytes())/1e6, options.Queues, options.Tins))
 			if line := spec.Framing.String(); line != "" {
 				plan = append(plan, fmt.Sprintf("  count with what the line adds (%s)", line))
 			}

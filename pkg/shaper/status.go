@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/control"
 	"github.com/cakectl/cakectl/pkg/loader"
 	"github.com/cakectl/cakectl/pkg/qdisc"
@@ -32,6 +33,8 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		Bandwidth: api.BitsPerSec(s.rates.Bandwidth),
 		Diffserv:  string(s.record.Spec.Preset),
 		Split:     string(s.rates.Split),
+		Isolation: string(cmp.Or(s.record.Spec.Isolation, config.IsolateFlows)),
+		Flows:     s.record.Spec.Flows,
 		Framing:   s.record.Spec.Framing,
 		Classes: api.Classes{
 			Map:        append([]tins.Rule{}, s.record.Spec.Map...),

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: BSD-2-Clause
+
+package config
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cakectl/cakectl/pkg/rates"
+)
+
+// Isolation is what is treated equally within a tin, in CAKE's words.
+type Isolation string
+
+// Each flow, each host that sends or receives, each pair of hosts; or hosts, and then the flows of
+// each.
+const (
+	IsolateFlows       Isolation = "flows"
+	IsolateSrcHost     Isolation = "srchost"
+	IsolateDstHost     Isolation = "dsthost"
+	IsolateHosts       Isolation = "hosts"
+	IsolateDualSrcHost Isolation = "dual-srchost"
+	IsolateDualDstHost Isolation = "dual-dsthost"
+	IsolateTriple      Isolation = "triple"
+)
+
+// Isolations are all there are.
+func Isolations() []Isolation {
+	return []Isolation{IsolateFlows, IsolateSrcHost, IsolateDstHost, IsolateHosts, IsolateDualSrcHost, IsolateDualDstHost, IsolateTriple}
+}
+
+// ParseIsolation reads the name of an isolation; case does not matter. CAKE's name for triple is taken
+// too.
+func ParseIsolation(text string) (Isolation, error) {
+	isolation := Isolation(strings.ToLower(strings.TrimSpace(text)))
+	if isolation == "triple-isolate" {
+		return IsolateTriple, nil
+	}
+	if !slices.Contains(Isolations(), isolation) {
+		var names []string
+		for _, i := range Isolations() {
+			names = append(names, string(i))
+		}
+		return "", invalid("unknown isolation %q: want one of %s", text, strings.Join(names, ", "))
+	}
+	return isolation, nil
+}
+
+// checkIsolation also refuses what contradicts itself: a host's flows go by several queues, so equal
+// shares for hosts and equal shares for queues exclude each other.
+func checkIsolation(isolation Isolation, split rates.Split) error {
+	isolation, err := ParseIsolation(string(cmp.Or(isolation, IsolateFlows)))
+	if err != nil {
+		return err
+	}
+	if isolation != IsolateFlows && split == rates.SplitEqual {
+		return invalid("isolation %s needs split %s: split %s treats queues equally, and a host's flows go by several", isolation, rates.SplitFlows, split)
+	}
+	return nil
+}
+
+// The range of the flow table of one (queue, tin).
+const (
+	MinFlows = 64
+	MaxFlows = 65536
+)
+
+// ParseFlows reads the size of a flow table.
+func ParseFlows(text string) (int, error) {
+	flows, err := strconv.Atoi(strings.TrimSpace(text))
+	if err != nil || flows == 0 {
+		return 0, invalid("flows %q: want a power of two from %d to %d", text, MinFlows, MaxFlows)
+	}
+	return flows, checkFlows(flows)
+}
+
+func checkFlows(flows int) error {
+	if flows != 0 && (flows < MinFlows || flows > MaxFlows || flows&(flows-1) != 0) {
+		return invalid("flows %d: want a power of two from %d to %d", flows, MinFlows, MaxFlows)
+	}
+	return nil
+}
