@@ -61,6 +61,24 @@ func checkIsolation(isolation Isolation, split rates.Split) error {
 	return nil
 }
 
+// flowsAre says what a packet's flow is: one of its hosts, both, or a flow proper.
+func (i Isolation) flowsAre() Isolation {
+	switch i {
+	case IsolateSrcHost, IsolateDstHost, IsolateHosts:
+		return i
+	}
+	return IsolateFlows
+}
+
+// CheckLive refuses to turn s into to while packets wait: where they become part of other flows, later
+// ones could overtake them.
+func (s Spec) CheckLive(to Spec) error {
+	if s.Isolation.flowsAre() != to.Isolation.flowsAre() {
+		return invalid("isolation %s treats other packets as one flow than %s, and that cannot change under traffic: detach %s first", to.Isolation, cmp.Or(s.Isolation, IsolateFlows), s.Device)
+	}
+	return nil
+}
+
 // The range of the flow table of one (queue, tin).
 const (
 	MinFlows = 64

@@ -152,6 +152,9 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 func (s *Shaper) change(ctx context.Context, change config.Change) (Changed, error) {
 	before, beforeRates := s.record.Spec, s.rates
 	spec, err := before.Apply(change)
+	if err == nil {
+		err = before.CheckLive(spec)
+	}
 	if err != nil {
 		return Changed{}, err
 	}
