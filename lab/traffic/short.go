@@ -44,13 +44,7 @@ func StartShort(ctx context.Context, from, to Netns, address netip.Addr, c Short
 	}
 	ctx, s.cancel = context.WithCancel(ctx)
 	s.running.Go(s.accept)
-	s.running.Go(func() {
-		// One thread in the sender's namespace opens them all.
-		_ = from.Do(func() error {
-			s.open(ctx, c)
-			return nil
-		})
-	})
+	s.running.Go(func() { s.open(ctx, from, c) })
 	return s, nil
 }
 
@@ -67,7 +61,7 @@ func (s *Short) accept() {
 	}
 }
 
-func (s *Short) open(ctx context.Context, c ShortConfig) {
+func (s *Short) open(ctx context.Context, from Netns, c ShortConfig) {
 	data := make([]byte, c.Bytes)
 	dialer := net.Dialer{KeepAlive: -1, Control: setTOS(c.DSCP)}
 	ticker := time.NewTicker(time.Second / time.Duration(c.PerSecond))
@@ -78,7 +72,11 @@ func (s *Short) open(ctx context.Context, c ShortConfig) {
 			return
 		case <-ticker.C:
 		}
-		conn, err := dialer.DialContext(ctx, "tcp4", s.listener.Addr().String())
+		var conn net.Conn
+		err := from.Do(func() (err error) {
+			conn, err = dialer.DialContext(ctx, "tcp4", s.listener.Addr().String())
+			return err
+		})
 		if err != nil {
 			s.end(ctx, err)
 			continue

@@ -69,6 +69,18 @@ func TestTCP(t *testing.T) {
 	}
 }
 
+func TestShort(t *testing.T) {
+	pair := newPair(t)
+	short, err := traffic.StartShort(t.Context(), pair.Sender, pair.Receiver, pair.ReceiverAddresses[0], traffic.ShortConfig{PerSecond: 200, Bytes: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "50 connections have come and gone", func() bool { return short.Done() >= 50 })
+	if err := short.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestTCPUnknownCongestionControl(t *testing.T) {
 	pair := newPair(t)
 	_, err := traffic.StartTCP(t.Context(), pair.Sender, pair.Receiver, pair.ReceiverAddresses[0], traffic.TCPConfig{Flows: 1, Congestion: "nonsense"})
