@@ -136,13 +136,27 @@ func (d *DataPath) configure(s Settings, nowNs uint64) error {
 	} else if before.CheckQueuesUntilNs != checkQueuesAlways {
 		config.CheckQueuesUntilNs = before.CheckQueuesUntilNs
 	}
+	// Ticks of another length have other numbers: what is booked is carried over to them.
+	var calendar *dataPathCalendar
+	if before.TickShift != config.TickShift && before.TickShift != 0 && config.TickShift != 0 {
+		calendar = &dataPathCalendar{}
+		if err := d.objects.Calendar.Lookup(uint32(0), calendar); err != nil {
+			return fmt.Errorf("read the calendar: %w", err)
+		}
+		*calendar = rebooked(*calendar, nowNs, before.TickShift, config.TickShift)
+	}
 	if err := d.objects.Config.Put(uint32(0), config); err != nil {
 		return fmt.Errorf("configure the data path: %w", err)
 	}
-	if before.TickShift == config.TickShift || before.TickShift == 0 || config.TickShift == 0 {
+	if calendar == nil {
 		return nil
 	}
-	return d.rebook(nowNs, before.TickShift, config.TickShift)
+	// What is booked from the reading to here is forgotten; its departures stand all the same. That
+	// are microseconds, as a pointer is written as it is, while a value would be encoded.
+	if err := d.objects.Calendar.Put(uint32(0), calendar); err != nil {
+		return fmt.Errorf("write the calendar: %w", err)
+	}
+	return nil
 }
 
 func flag(set bool) uint8 {
@@ -193,20 +207,6 @@ func (d *DataPath) setMarks(tinOfMark map[uint32]uint8) error {
 		if err := d.objects.MarkToTin.Put(mark, uint32(tin)); err != nil {
 			return fmt.Errorf("set the tin of mark %#x: %w", mark, err)
 		}
-	}
-	return nil
-}
-
-// rebook carries what is booked over to ticks of another length, which have other numbers. What is
-// booked in the microseconds that this takes may be forgotten; its departures stand all the same.
-func (d *DataPath) rebook(nowNs uint64, from, to uint32) error {
-	var calendar dataPathCalendar
-	if err := d.objects.Calendar.Lookup(uint32(0), &calendar); err != nil {
-		return fmt.Errorf("read the calendar: %w", err)
-	}
-	calendar = rebooked(calendar, nowNs, from, to)
-	if err := d.objects.Calendar.Put(uint32(0), calendar); err != nil {
-		return fmt.Errorf("write the calendar: %w", err)
 	}
 	return nil
 }
