@@ -74,7 +74,7 @@ $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
 
 .PHONY: test-icount
 test-icount: setup-run ## what needs a clock that no busy host disturbs (it counts instructions), in QEMU
-	$(GO) run ./internal/vm/run -lane newest -icount -timeout 10m -test ./cmd/cakectl -test ./pkg/shaper -run '^(TestSteadyState|TestFramedRate)'
+	$(GO) run ./internal/vm/run -lane newest -icount -timeout 10m -test ./cmd/cakectl -test ./pkg/shaper -run '^(TestSteadyState|TestFramedRate|TestSoak)'
 
 VERIFIER_TABLE := pkg/loader/testdata/verifier
 
@@ -83,6 +83,10 @@ verifier-table: setup-run ## write the table of what the verifier says, on all k
 	$(GO) test -count=1 -run '^TestLoadVerifierTable$$' ./pkg/loader -verifier $(CURDIR)/$(VERIFIER_TABLE)
 	@for lane in $(VM_LANES); do $(GO) run ./internal/vm/run -lane $$lane -out $(VERIFIER_TABLE) -test ./pkg/loader -run '^TestLoadVerifierTable$$' -- -verifier /out; done
 	@cat $(VERIFIER_TABLE)/*
+
+.PHONY: soak
+soak: setup-run ## 10 minutes of mixed traffic under a bandwidth that changes all the time, in QEMU
+	$(GO) run ./internal/vm/run -lane newest -icount -timeout 3h -test ./pkg/shaper -run '^TestSoak' -- -soak 10m
 
 .PHONY: test-lab
 test-lab: setup-run ## tests of the lab's own instruments, in QEMU
