@@ -107,6 +107,10 @@ bench: lab ## the same as lab
 bench-controller: ## time from a packet's event to the rates written, over 10,000 of them while all CPUs are busy (as root)
 	$(GO) test ./pkg/control -run '^$$' -bench ReactionOnBusyCPUs -benchtime 10000x
 
+.PHONY: bench-cpus
+bench-cpus: ## what a packet costs when two CPUs send through one data path (as root, on this machine)
+	$(GO) test -count=1 -run '^$$' -bench CPUs -benchtime 21x ./pkg/loader
+
 .PHONY: lab
 lab: setup-run ## measure shapers side by side (EXP=all PEERS=... RATES=... QUEUES=32 REPEAT=3); makes lab/report/index.html
 	$(GO) run ./lab -exp $(EXP) -peers $(PEERS) -rates $(RATES) -queues $(QUEUES) -repeat $(REPEAT) -brief -duration 2s -report lab/report
