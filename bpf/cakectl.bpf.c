@@ -258,6 +258,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .shift = cfg->tick_shift & 63,
 	    .tick_bytes = cfg->tick_bytes,
 	    .full_packet_bytes = cfg->full_packet_bytes,
+	    .lease_bytes = cfg->lease_bytes,
 	    .bytes = bytes,
 	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
 	    .alone = tin_clock->flows >= state->flows,

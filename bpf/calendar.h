@@ -13,6 +13,7 @@
 #define CAKECTL_CALENDAR_H
 
 #include "clock.h"
+#include "lease.h"
 
 /* Probes for a free tick. What is not found within them is booked at the last one. */
 #define NEAR_PROBES 2
@@ -63,6 +64,7 @@ struct booking_request {
 	__u32 shift;
 	__u32 tick_bytes;
 	__u32 full_packet_bytes;
+	__u32 lease_bytes;
 	__u32 bytes;
 	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
 	 * of its ceiling. Such a packet is no boost. */
@@ -321,7 +323,9 @@ __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 			break;
 		hint++;
 	}
-	state->line.free_hint = hint;
+	/* All CPUs read it, so it is written when it changes only. */
+	if (hint != state->line.free_hint)
+		state->line.free_hint = hint;
 	tick = later_tick(tick, hint);
 	for (int i = 0; i < FREE_PROBES; i++) {
 		if (booked_below(ticks, tick, tick_bytes))
@@ -488,6 +492,21 @@ static __always_inline __u64 missed_ns(const struct booking_request *request, __
 	return request->departure > due ? request->departure - due : 0;
 }
 
+/* Gives back what is left of a lease, unless its tick is over. */
+static __always_inline void line_return_lease(struct line *line, const struct lease *lease)
+{
+	struct tick *at = tick_at(line, lease->tick);
+
+	if (!lease->bytes || (__s32)(lease->tick - line->tick) < 0 ||
+	    *(volatile __u64 *)&at->stamp_and_bytes >> 32 != lease->tick)
+		return;
+	__sync_fetch_and_add(&at->stamp_and_bytes, -(__u64)lease->bytes);
+	if (lease->booking != BOOKED_FROM_LEFTOVER)
+		__sync_fetch_and_add(&at->entitled, -lease->bytes);
+	if (lease->booking == BOOKED_AS_BOOST)
+		__sync_fetch_and_add(&at->boosted, -lease->bytes);
+}
+
 /* Books what line_find found. Of what the flow lost of its guarantee, half is added to the demand,
  * so that more is kept free for it.
  */
@@ -495,10 +514,20 @@ __noinline int line_book(struct booking_request *request)
 {
 	struct line line;
 
-	if (!request || !line_open(&line, request))
+	if (!request)
 		return 0;
 
+	/* What moves a clock as well is booked each on its own. */
+	struct lease *lease = NULL;
+	if (request->lease_bytes && !request->late && !request->leftover_ns)
+		lease = lease_of_cpu();
+
 	__u32 bytes = request->bytes;
+	if (lease)
+		bytes = lease_pay(lease, request->tick, request->booking, bytes);
+	if (!bytes || !line_open(&line, request))
+		return 0;
+
 	struct tick *at = tick_at(&line, request->tick);
 	__u32 booked = tick_booked(&line, request->tick);
 	__u32 lost = 0;
@@ -509,8 +538,19 @@ __noinline int line_book(struct booking_request *request)
 		/* What time has passed unused cannot be used any more. */
 		lost = gone > booked ? gone - booked : 0;
 	}
-	tick_book(line.calendar, request->tick, bytes + lost);
 	booked += lost;
+	__u32 ahead = 0;
+	if (lease) {
+		__u32 full = booked + bytes;
+
+		if (!lease_is_for(lease, request->tick, request->booking)) {
+			line_return_lease(&line, lease);
+			lease_restart(lease, request->tick, request->booking);
+		}
+		ahead = lease_extend(lease, bytes, request->lease_bytes,
+				     full < line.tick_bytes ? line.tick_bytes - full : 0);
+	}
+	tick_book(line.calendar, request->tick, bytes + lost + ahead);
 	if (lost)
 		__sync_fetch_and_add(&at->lost, lost);
 
@@ -523,10 +563,11 @@ __noinline int line_book(struct booking_request *request)
 		if (request->late && request->guarantee_cost)
 			missed = request->late * bytes / (2 * request->guarantee_cost);
 		__sync_fetch_and_add(&at->entitled,
-				     bytes + (missed < line.tick_bytes ? missed : line.tick_bytes));
+				     bytes + ahead +
+					 (missed < line.tick_bytes ? missed : line.tick_bytes));
 	}
 	if (request->booking == BOOKED_AS_BOOST)
-		__sync_fetch_and_add(&at->boosted, bytes);
+		__sync_fetch_and_add(&at->boosted, bytes + ahead);
 
 	__u32 already = booked > line.tick_bytes ? booked - line.tick_bytes : 0;
 	__u32 after = booked + bytes > line.tick_bytes ? booked + bytes - line.tick_bytes : 0;

@@ -90,6 +90,14 @@ struct {
 	__type(value, struct calendar);
 } calendar SEC(".maps");
 
+/* Key 0. Value: what this CPU has booked for packets to come. Written by the data path only. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lease);
+} leases SEC(".maps");
+
 /* Key: queue * MAX_TINS + tin. Value: activity of that (queue, tin). Written by the data path; the
  * controller reads it through a memory mapping. Sized by the loader: queues * MAX_TINS.
  */

@@ -111,6 +111,9 @@ struct device_config {
 	__u32 layout_version;
 	/* Until then what is foreseen is noted, to be compared with where packets went. */
 	__u64 check_queues_until_ns;
+	/* The most that a CPU books of a tick for packets to come; 0 where ticks are too small. */
+	__u32 lease_bytes;
+	__u32 pad;
 	struct tin_config tins[MAX_TINS];
 	__u8 dscp_to_tin[DSCP_VALUES];
 	struct framing framing;
@@ -262,6 +265,16 @@ struct tick {
 };
 
 #define CALENDAR_TICKS 4096
+
+/* What a CPU has booked of a tick for packets to come. */
+struct lease {
+	__u32 tick;
+	/* An enum booking. */
+	__u32 booking;
+	__u32 bytes;
+	/* What its packets have had of this tick, by such bookings. */
+	__u32 used;
+};
 
 struct calendar {
 	struct tick ticks[CALENDAR_TICKS];

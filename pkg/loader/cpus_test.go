@@ -19,9 +19,13 @@ import (
 // sends alone. Two CPUs that have a data path each are beside it: what is more there is the machine's
 // doing. An iteration is a round of all of these, and figures are medians (make bench-cpus).
 func BenchmarkCPUs(b *testing.B) {
-	// At the higher rate no packet waits, at the lower one nearly all do, but none is dropped.
-	for _, bandwidth := range []rates.Rate{100 * rates.Gbit, 10 * rates.Gbit} {
-		b.Run(bandwidth.String(), func(b *testing.B) { benchmarkCPUs(b, bandwidth) })
+	// At the highest rate no packet waits, at the others nearly all do, but none is dropped.
+	for _, bandwidth := range []rates.Rate{100 * rates.Gbit, 20 * rates.Gbit, 5 * rates.Gbit} {
+		for _, leases := range []bool{true, false} {
+			b.Run(fmt.Sprintf("%v/leases=%v", bandwidth, leases), func(b *testing.B) {
+				benchmarkCPUs(b, bandwidth, leases)
+			})
+		}
 	}
 }
 
@@ -31,11 +35,11 @@ const (
 	benchmarkBytes   = 1514
 )
 
-func benchmarkCPUs(b *testing.B, bandwidth rates.Rate) {
+func benchmarkCPUs(b *testing.B, bandwidth rates.Rate, leases bool) {
 	if runtime.NumCPU() < 2 {
 		b.Skip("needs two CPUs")
 	}
-	one, two, other := newBenchmark(b, bandwidth), newBenchmark(b, bandwidth), newBenchmark(b, bandwidth)
+	one, two, other := newBenchmark(b, bandwidth, leases), newBenchmark(b, bandwidth, leases), newBenchmark(b, bandwidth, leases)
 	ports := one.portsOfQueues(b)
 	var alone, shared, apart []float64
 	for b.Loop() {
@@ -55,7 +59,7 @@ func benchmarkCPUs(b *testing.B, bandwidth rates.Rate) {
 	b.ReportMetric(median(shared)/median(apart), "shared/apart")
 }
 
-func newBenchmark(b *testing.B, bandwidth rates.Rate) *DataPath {
+func newBenchmark(b *testing.B, bandwidth rates.Rate, leases bool) *DataPath {
 	b.Helper()
 	d, err := Load(Options{Queues: benchmarkQueues, Tins: 1, LinkHeaderBytes: 14})
 	if err != nil {
@@ -64,6 +68,7 @@ func newBenchmark(b *testing.B, bandwidth rates.Rate) *DataPath {
 	b.Cleanup(func() { d.Close() })
 	settings := testSettings(bandwidth)
 	settings.Queues = benchmarkQueues
+	settings.Leases = leases
 	if err := d.Configure(settings); err != nil {
 		b.Fatal(err)
 	}

@@ -181,6 +181,7 @@ func (d *DataPath) pinned() map[string]**ebpf.Map {
 		dataPathMapFlows:      &m.Flows,
 		dataPathMapHostTable:  &m.HostTable,
 		dataPathMapHostsMet:   &m.HostsMet,
+		dataPathMapLeases:     &m.Leases,
 		dataPathMapForeseen:   &m.Foreseen,
 		dataPathMapForesight:  &m.Foresight,
 		dataPathMapMarkToTin:  &m.MarkToTin,

@@ -58,6 +58,8 @@ type dataPathDeviceConfig struct {
 	LayoutVersion         uint32
 	_                     [4]byte
 	CheckQueuesUntilNs    uint64
+	LeaseBytes            uint32
+	Pad                   uint32
 	Tins                  [8]struct {
 		_                structs.HostLayout
 		RateNsPerByteQ24 uint64
@@ -202,6 +204,14 @@ const (
 	dataPathIsolationISOLATE_TRIPLE       dataPathIsolation = 6
 )
 
+type dataPathLease struct {
+	_       structs.HostLayout
+	Tick    uint32
+	Booking uint32
+	Bytes   uint32
+	Used    uint32
+}
+
 type dataPathQueueCounters struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -279,6 +289,7 @@ const (
 	dataPathMapForesight       = "foresight"
 	dataPathMapHostTable       = "host_table"
 	dataPathMapHostsMet        = "hosts_met"
+	dataPathMapLeases          = "leases"
 	dataPathMapMarkToTin       = "mark_to_tin"
 	dataPathMapQueueStats      = "queue_stats"
 	dataPathMapScratch         = "scratch"
@@ -356,6 +367,7 @@ type dataPathMapSpecs struct {
 	Foresight  *ebpf.MapSpec `ebpf:"foresight"`
 	HostTable  *ebpf.MapSpec `ebpf:"host_table"`
 	HostsMet   *ebpf.MapSpec `ebpf:"hosts_met"`
+	Leases     *ebpf.MapSpec `ebpf:"leases"`
 	MarkToTin  *ebpf.MapSpec `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.MapSpec `ebpf:"queue_stats"`
 	Scratch    *ebpf.MapSpec `ebpf:"scratch"`
@@ -409,6 +421,7 @@ type dataPathMaps struct {
 	Foresight  *ebpf.Map `ebpf:"foresight"`
 	HostTable  *ebpf.Map `ebpf:"host_table"`
 	HostsMet   *ebpf.Map `ebpf:"hosts_met"`
+	Leases     *ebpf.Map `ebpf:"leases"`
 	MarkToTin  *ebpf.Map `ebpf:"mark_to_tin"`
 	QueueStats *ebpf.Map `ebpf:"queue_stats"`
 	Scratch    *ebpf.Map `ebpf:"scratch"`
@@ -433,6 +446,7 @@ func (m *dataPathMaps) Close() error {
 		m.Foresight,
 		m.HostTable,
 		m.HostsMet,
+		m.Leases,
 		m.MarkToTin,
 		m.QueueStats,
 		m.Scratch,

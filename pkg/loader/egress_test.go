@@ -37,6 +37,7 @@ func TestRateIsExact(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%d", bandwidth, bytes), func(t *testing.T) {
 				settings := testSettings(bandwidth)
 				settings.LocalHorizon = time.Minute
+				settings.Leases = true
 				in := newInjected(t, Options{Queues: 1, Tins: 1, LinkHeaderBytes: 14}, settings)
 				// Enough that truncation to whole ticks and nanoseconds would show, and
 				// within the horizon.

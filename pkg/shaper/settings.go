@@ -55,6 +55,7 @@ func settings(spec config.Spec, cfg rates.Config, queues int, mtu int, sizing qd
 		Epoch:           min(max(epochPackets*packet, minEpoch), maxEpoch),
 		EqualFlows:      cfg.Split == rates.SplitFlows,
 		Isolation:       isolation(spec.Isolation),
+		Leases:          true,
 		Queues:          queues,
 		CheckQueues:     spec.CheckQueues,
 		Framing:         spec.Framing,
