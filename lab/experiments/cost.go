@@ -40,7 +40,7 @@ const (
 // costFastRate is more than the VM's processor can send: nothing waits. At costRate packets wait, but not
 // for so long that all shapers drop many.
 const (
-	costFastRate rates.Rate = 100e9
+	costFastRate rates.Rate = 10e9
 	costRate     rates.Rate = 1e9
 )
 
