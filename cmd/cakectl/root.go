@@ -183,7 +183,7 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 		return nil
 	}
 	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(),
-		a.serveCommand(), a.applyCommand(), a.checkCommand(), a.doctorCommand(), a.versionCommand())
+		a.serveCommand(), a.applyCommand(), a.checkCommand(), a.doctorCommand(), a.topCommand(), a.versionCommand())
 	root.SetHelpCommand(helpCommand())
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 90"))
 	root.InitDefaultCompletionCmd()

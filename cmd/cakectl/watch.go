@@ -102,9 +102,15 @@ func watchLine(before, after api.Status, at time.Time, elapsed time.Duration) st
 func drops(s api.Status) uint64 {
 	var sum uint64
 	for _, tin := range s.Tins {
-		for _, packets := range tin.DroppedPackets {
-			sum += packets
-		}
+		sum += dropsOf(tin)
+	}
+	return sum
+}
+
+func dropsOf(tin api.Tin) uint64 {
+	var sum uint64
+	for _, packets := range tin.DroppedPackets {
+		sum += packets
 	}
 	return sum
 }
