@@ -210,7 +210,7 @@ static long line_close_tick(__u32 index, struct closing *closing)
 
 		if (closing->leftover_ns > end)
 			closing->leftover_ns -=
-			    (closing->leftover_ns - end) / tick_bytes * (rest + lost);
+			    (closing->leftover_ns - end) * (rest + lost) / tick_bytes;
 	}
 	/* While much of the line idles, less demand than before is believed sooner. */
 	if (entitled < closing->demand && rest + lost > tick_bytes / 4)

@@ -207,7 +207,7 @@ func (l *line) close(n int64) {
 
 	// The line has idled: what waits for the leftover may come nearer.
 	if ahead := l.leftoverNs - l.startNs(n+1); ahead > 0 {
-		l.leftoverNs -= ahead / l.tickBytes * idle
+		l.leftoverNs -= ahead * idle / l.tickBytes
 	}
 	// While much of the line idles, less demand than before is believed sooner.
 	shift := demandShift

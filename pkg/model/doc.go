@@ -5,7 +5,8 @@
 // Its files are the headers under bpf/: calendar.go is calendar.h, and so on. The arithmetic is the
 // program's wherever rounding decides about a departure; the rest is what comes to mind first: maps
 // instead of rings, 64 bits, no CPU but one. The tests of pkg/loader give both the same packets and
-// want the same answers.
+// want the same answers. What is looked up before the rule begins is not here: a packet's queue, its
+// tin, its hash; nor is fairness between hosts.
 //
 // # The question
 //

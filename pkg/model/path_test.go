@@ -335,6 +335,22 @@ func TestWaitingFlowCountsThroughSilence(t *testing.T) {
 	}
 }
 
+// TestIdleLineMovesLeftover: after a tick that was idle altogether nothing waits for the leftover, at
+// the slowest bandwidth and the fastest.
+func TestIdleLineMovesLeftover(t *testing.T) {
+	for _, rate := range []rates.Rate{64 * rates.Kbit, 400 * rates.Gbit} {
+		p := New(settingsFor(rate), simFlows)
+		nowNs := 100 * second
+		p.line.roll(nowNs)
+		endNs := p.line.startNs(p.line.tickOf(nowNs) + 1)
+		p.line.leftoverNs = endNs + p.line.tickNs()
+		p.line.roll(endNs)
+		if ahead := p.line.leftoverNs - endNs; ahead != 0 {
+			t.Errorf("%v: the leftover clock is %d ns ahead", rate, ahead)
+		}
+	}
+}
+
 // window is the most bytes that leave within so many nanoseconds.
 func window(left []departure, lengthNs int64) int64 {
 	slices.SortStableFunc(left, func(a, b departure) int { return int(min(max(a.atNs-b.atNs, -1), 1)) })
