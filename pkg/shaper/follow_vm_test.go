@@ -123,6 +123,9 @@ func TestVMDrift(t *testing.T) {
 		f.set(config.DriftRepair)
 		f.until("all is ours again", func() bool { return f.drift.repaired == 2 })
 		f.enforcing("after much was changed")
+		if hook == "" && f.record.Attachment.Hook == loader.Clsact {
+			break // this kernel has nothing else
+		}
 	}
 }
 
@@ -163,11 +166,16 @@ func TestVMFollowsTheDevice(t *testing.T) {
 	testnet.Run(t, "ip link set dev v0 down")
 	testnet.Run(t, "ip link set dev v0 up")
 	f.enforcing("down and up")
+	rename := func(from, to string) {
+		testnet.Run(t, "ip link set dev "+from+" down") // older kernels rename no device that is up
+		testnet.Run(t, "ip link set dev "+from+" name "+to)
+		testnet.Run(t, "ip link set dev "+to+" up")
+	}
 	if f.drift.detected != 0 {
 		t.Errorf("drift where there was none: %+v", f.drift)
 	}
 
-	testnet.Run(t, "ip link set dev v0 name v9")
+	rename("v0", "v9")
 	if status := f.enforcing("renamed"); status.Device != "v9" {
 		t.Errorf("its name is %s in the status", status.Device)
 	}
@@ -186,7 +194,7 @@ func TestVMFollowsTheDevice(t *testing.T) {
 		t.Errorf("attach another device of the old name: %v", err)
 	}
 	testnet.Run(t, "ip link del v0")
-	testnet.Run(t, "ip link set dev v9 name v0")
+	rename("v9", "v0")
 
 	if err := netlink.LinkDel(testnet.Link(t, testnet.Device)); err != nil {
 		t.Fatal(err)
@@ -295,6 +303,9 @@ func TestVMOtherVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantAsBefore(t, env, device, before)
+		if hook == "" && r.Attachment.Hook == loader.Clsact {
+			break // this kernel has nothing else
+		}
 	}
 }
 
