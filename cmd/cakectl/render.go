@@ -31,7 +31,7 @@ func shapedTo(s api.Status) string {
 	if len(s.Tins) > 1 {
 		text += ", split by " + s.Split
 	}
-	if s.Isolation != string(config.IsolateFlows) {
+	if s.Isolation != "" && s.Isolation != string(config.IsolateFlows) {
 		text += ", isolation " + s.Isolation
 	}
 	if s.Attach == "" { // not attached

@@ -32,7 +32,7 @@ func TestTopScreen(t *testing.T) {
 	}
 	const want = `20:15:02  2 devices
 
-eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, 8 transmit queues by tcx under mq
+eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, isolation triple, 8 transmit queues by tcx under mq
           tin    sends      rate     ceil  queues  flows  packets/s  delayed/s  marked/s  dropped/s   p99
          bulk        -  12.5mbit   20mbit       1      1          0          0         0          0  2.1s
   best_effort  200mbit   200mbit  200mbit       5     31      20000      15000         0          5  34ms
