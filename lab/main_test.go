@@ -96,6 +96,7 @@ func TestOutputFails(t *testing.T) {
 // A VM that gives no result in time is taken for hung: each of its runs is broken, and says why.
 func TestHungVM(t *testing.T) {
 	var stdout, stderr strings.Builder
+	// Which leaves it 100 ms.
 	err := run(t.Context(), []string{"-exp", "tcp1", "-peers", "htb,cake", "-duration", "1s", "-warmup", "0s", "-patience", "-900ms"}, &stdout, &stderr)
 	if err == nil || !strings.Contains(err.Error(), "2 of 2 runs are broken") {
 		t.Errorf("run = %v", err)

@@ -20,6 +20,12 @@ func TestCompare(t *testing.T) {
 	if got, want := differences[0].String(), "cost htb 1gbit 8q: free 1000 against 1006 (+0.6 %)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+	// A ping may be some microseconds off.
+	slow, slower := result(100, 1000), result(100, 1000)
+	slow.Rows[0].Values["ping max"], slower.Rows[0].Values["ping max"] = 0.061, 0.069
+	if differences, _, err := Compare(slow, slower); err != nil || len(differences) != 0 {
+		t.Errorf("8 us: %v, %v, want no difference", differences, err)
+	}
 	// A second result that lacks something is no agreement.
 	broken := result(100, 1000)
 	broken.Rows[0].Error = "iperf3 died"
