@@ -486,6 +486,9 @@ __noinline int line_find(struct booking_request *request)
  */
 static __always_inline __u64 missed_ns(const struct booking_request *request, __u64 own_pacing)
 {
+	if (request->departure <= request->guarantee) /* as most do */
+		return 0;
+
 	__u64 due = later_ns(request->guarantee, own_pacing) +
 		    ((__u64)LAG_TICKS << request->shift) + request->guarantee_cost;
 
@@ -569,10 +572,10 @@ __noinline int line_book(struct booking_request *request)
 	if (request->booking == BOOKED_AS_BOOST)
 		__sync_fetch_and_add(&at->boosted, bytes + ahead);
 
-	__u32 already = booked > line.tick_bytes ? booked - line.tick_bytes : 0;
-	__u32 after = booked + bytes > line.tick_bytes ? booked + bytes - line.tick_bytes : 0;
-	if (after > already || line.state->debt_bytes > 0)
-		line_repay(&line, request->tick, after - already);
+	__u32 limit = booked > line.tick_bytes ? booked : line.tick_bytes;
+	__u32 overfill = booked + bytes > limit ? booked + bytes - limit : 0;
+	if (overfill || line.state->debt_bytes > 0)
+		line_repay(&line, request->tick, overfill);
 	return 0;
 }
 
