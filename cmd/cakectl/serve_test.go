@@ -89,6 +89,9 @@ func TestServe(t *testing.T) {
 	// By hand.
 	stdout, _ = s.run(exitDone, "detach", "dev2")
 	wantContains(t, stdout, "dev2: detached, and as it was found\n")
+	stdout, _ = s.run(exitDone, "apply", filepath.Join(filepath.Dir(s.runDir), "cakectl.yaml"))
+	wantContains(t, stdout, "dev0: unchanged\n", "dev2: attached\n")
+	s.run(exitDone, "detach", "dev2")
 	stdout, _ = s.run(exitDone, "attach", "lo", "--bandwidth", "5gbit")
 	wantContains(t, stdout, "lo: attached\n", "lo: 5gbit, diffserv4", "lo: cakectl serve, process 4711, serves it and its metrics\n")
 

@@ -156,11 +156,16 @@ func (d *Daemon) Attach(ctx context.Context, spec config.Spec) (api.Outcome, err
 
 // want has a device kept as spec says, and tells how that went.
 func (d *Daemon) want(ctx context.Context, spec config.Spec) api.Outcome {
-	k, isNew := d.keep(spec)
-	if isNew {
-		return k.settled()
+	for {
+		k, isNew := d.keep(spec)
+		switch {
+		case isNew:
+			return k.settled()
+		case !k.isGone():
+			return k.want(ctx, spec)
+		}
+		<-k.ended // and begin anew
 	}
-	return k.want(ctx, spec)
 }
 
 // within waits for what is done to a device until ctx ends. What has begun is brought to its end all
@@ -188,8 +193,9 @@ func (d *Daemon) keep(spec config.Spec) (k *keeper, isNew bool) {
 	ctx, end := context.WithCancel(d.ctx)
 	k.end = end
 	d.running.Go(func() {
+		defer close(k.ended)
 		defer end()
-		k.run(ctx)
+		k.persist(ctx, k.serve)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		delete(d.keepers, k.name)

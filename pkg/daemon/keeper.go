@@ -67,12 +67,6 @@ func newKeeper(d *Daemon, spec config.Spec) *keeper {
 	}
 }
 
-// run keeps the device until ctx ends, or until the device is not wanted any more.
-func (k *keeper) run(ctx context.Context) {
-	defer close(k.ended)
-	k.persist(ctx, k.serve)
-}
-
 // persist does something again and again until ctx ends or the device is gone. After a failure it
 // waits, longer each time.
 func (k *keeper) persist(ctx context.Context, do func(context.Context) error) {
