@@ -261,14 +261,15 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .lease_bytes = cfg->lease_bytes,
 	    .bytes = bytes,
 	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
-	    .alone = tin_clock->flows >= state->flows,
 	};
 
 	if (ceil > request.guarantee + CEIL_SLACK_NS)
 		request.guarantee = ceil - CEIL_SLACK_NS;
 	request.departure = later_ns(request.earliest, ceil);
-	if (request.tick_bytes)
+	if (request.tick_bytes) {
+		line_roll(&state->line, now, request.tick_bytes, request.shift);
 		line_find(&request);
+	}
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
 	 * a receive timestamp of another clock. */
@@ -294,14 +295,23 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	if (fate == SENT_MARKED)
 		stats->ecn_marked_packets += packets;
 
-	request.late = missed_ns(&request, paced);
+	__u64 late = 0;
+	if (request.booking != BOOKED_FROM_LEFTOVER) {
+		/* Time that the guarantee could not use while packets waited is lost as well. */
+		__u64 passed = flow->departure_ns > now && flow->guarantee_ns < now
+				   ? now - flow->guarantee_ns
+				   : 0;
+
+		late = late_ns(&request, paced);
+		request.unserved = lost_bytes(&request, late + passed);
+	}
 	if (request.tick_bytes)
 		line_book(&request);
 	if (ceil_cost)
 		clock_take(&tin_clock->ceil_ns, now, ceil_cost);
 	/* The guarantee goes on from where it stood; what was missed is made up for by the demand,
 	 * not by a burst. */
-	flow->guarantee_ns = request.guarantee + request.late + request.guarantee_cost;
+	flow->guarantee_ns = request.guarantee + late + request.guarantee_cost;
 	flow->departure_ns = departure;
 
 	if (cfg->check_queues_until_ns > now)

@@ -33,15 +33,24 @@
 /* A byte of the line that stays idle says so much of what guarantees do not use. */
 #define IDLE_WEIGHT 2
 
-/* The part of the line that leftover bookings may always have, and that a tick gives to boosts. */
+/* The part of the line that leftover bookings may always have, and that boosts may take. */
 #define LEFTOVER_FLOOR 128
 #define BOOST_PART     4
+
+/* A packet below this part of a full one may be boosted beside any other. */
+#define SMALL_PART 4
 
 /* Ticks by which a departure may miss its guarantee before that counts as lost. */
 #define LAG_TICKS 2
 
-/* A flow with fewer packets booked ahead at its guarantee is shallow: TCP is, as a rule. */
+/* A flow that has fewer packets, at its guarantee, or ticks booked ahead is shallow: TCP is, as a
+ * rule.
+ */
 #define SHALLOW_PACKETS 2
+#define SHALLOW_TICKS   2
+
+/* With no more packets ahead than this, in this tick and the next, the line is about to idle. */
+#define NEAR_PACKETS 2
 
 enum booking {
 	BOOKED_BY_GUARANTEE,
@@ -69,14 +78,12 @@ struct booking_request {
 	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
 	 * of its ceiling. Such a packet is no boost. */
 	__u32 waits;
-	/* Whether no other tin has active flows. */
-	__u32 alone;
 
 	/* The tick of the departure, and when in it. */
 	__u32 tick;
 	__u64 departure;
-	/* How much of the flow's guarantee this packet misses. */
-	__u64 late;
+	/* Bytes that the flow would have got by its guarantee, beside those booked by it. */
+	__u32 unserved;
 	/* With a leftover booking out of turn: where the leftover stands after it. */
 	__u64 leftover_ns;
 	enum booking booking;
@@ -151,7 +158,6 @@ static __always_inline void tick_book(struct calendar *calendar, __u32 tick, __u
 
 		if (__sync_val_compare_and_swap(&at->stamp_and_bytes, word, fresh) == word) {
 			at->entitled = 0;
-			at->boosted = 0;
 			at->lost = 0;
 			return;
 		}
@@ -277,14 +283,16 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 	return 0;
 }
 
-static __always_inline void line_roll(struct line *line)
+/* Closes the ticks before now, if that is still to do. */
+static __always_inline void line_roll(const struct line_state *state, __u64 now, __u32 tick_bytes,
+				      __u32 shift)
 {
-	__u32 closed = *(volatile __u32 *)&line->state->tick;
+	__u32 closed = *(volatile __u32 *)&state->tick;
 
 	/* Another CPU may be in the next tick already. Anything further off is no tick to come, but
 	 * one of long ago, or of another length: numbers wrap, and change with it. */
-	if (closed - line->tick >= CLOSE_TICKS || line->state->shift != line->shift)
-		line_close(line->now, line->tick_bytes, line->shift);
+	if (closed - (__u32)(now >> shift) >= CLOSE_TICKS || state->shift != shift)
+		line_close(now, tick_bytes, shift);
 }
 
 static __always_inline __u32 later_tick(__u32 a, __u32 b)
@@ -411,12 +419,40 @@ static __always_inline __u64 tick_place(struct line *line, __u32 tick)
 	return tick_start(line, tick) + earlier_ns(cost_ns(booked, line->ns_per_byte_q24), last);
 }
 
+/* Bytes that the line has booked from now to the end of the next tick. */
+static __always_inline __u32 line_ahead(struct line *line)
+{
+	__u32 gone = tick_gone(line);
+	__u32 booked = tick_booked(line, line->tick);
+
+	return (booked > gone ? booked - gone : 0) + tick_booked(line, line->tick + 1);
+}
+
+/* Boosts take a BOOST_PART of the line: one waits for the ones before to be paid for. A small one
+ * may come beside a full one.
+ */
 static __always_inline bool boost_fits(struct line *line, __u32 bytes, __u32 full)
 {
-	__u32 boosted = tick_booked(line, line->tick) ? tick_at(line, line->tick)->boosted : 0;
-	__u32 budget = line->tick_bytes / BOOST_PART;
+	__u64 slack = 0;
 
-	return bytes <= full && boosted + bytes <= (budget > full ? budget : full);
+	if (bytes < full / SMALL_PART)
+		slack = BOOST_PART * cost_ns(full, line->ns_per_byte_q24);
+	return bytes <= full && line->state->boost_ns <= line->now + slack;
+}
+
+/* The part of bytes that a flow's guarantee would have served in the time that a booking from the
+ * leftover was ahead of it: all of a packet less what it gained.
+ */
+static __always_inline __u32 part_of(__u32 bytes, __u64 cost, __u64 gained)
+{
+	return gained < cost ? bytes * (cost - gained) / cost : 0;
+}
+
+static __always_inline void line_place(struct line *line, struct booking_request *request,
+				       __u32 tick)
+{
+	request->tick = tick;
+	request->departure = later_ns(tick_place(line, tick), request->earliest);
 }
 
 /* Finds when a packet may leave. */
@@ -426,7 +462,6 @@ __noinline int line_find(struct booking_request *request)
 
 	if (!request || !line_open(&line, request))
 		return 0;
-	line_roll(&line);
 
 	request->booking = BOOKED_BY_GUARANTEE;
 	request->leftover_ns = 0;
@@ -437,54 +472,59 @@ __noinline int line_find(struct booking_request *request)
 		return 0;
 	}
 
-	/* Use it or lose it: room in this tick or the next is nobody's loss. */
-	__u64 leftover = later_ns(request->leftover_earliest, request->earliest);
-	__u32 tick = leftover >> line.shift;
-	if (tick == line.tick && !tick_has_room(&line, tick))
-		tick++;
-	if ((__s32)(tick - line.tick) <= 1 && tick_has_room(&line, tick)) {
-		request->tick = tick;
-		request->departure = later_ns(tick_place(&line, tick), request->earliest);
-		if (request->departure < request->guarantee) {
+	__u64 allowed = later_ns(request->leftover_earliest, request->earliest);
+	__u64 reach =
+	    later_ns(SHALLOW_PACKETS * request->guarantee_cost, (__u64)SHALLOW_TICKS << line.shift);
+	bool shallow = request->earliest < line.now + reach;
+
+	/* Use it or lose it: what the line has no other use for now is nobody's loss. */
+	__u32 largest = request->bytes > request->full_packet_bytes ? request->bytes
+								    : request->full_packet_bytes;
+	if (shallow && line_ahead(&line) <= NEAR_PACKETS * largest) {
+		line_place(&line, request, line_find_room(allowed >> line.shift, line.tick_bytes));
+		if (request->departure + request->guarantee_cost < request->guarantee) {
 			request->booking = BOOKED_FROM_LEFTOVER;
 			request->guarantee = request->departure;
 		}
 		return 0;
 	}
 
-	/* Behind what was booked from the leftover before, unless the guarantee comes first. */
+	/* Behind what was booked from the leftover before, unless the guarantee comes first. A flow
+	 * that has not booked far ahead may be a packet, or a tick, ahead of its guarantee: so
+	 * those that send a packet when another leaves, as TCP does, fill the line without gaps. */
 	__u32 entitled = later_ns(request->guarantee, request->earliest) >> line.shift;
-	/* Where one tin has the line to itself, what its guarantees leave is its flows' own, and
-	 * one that has not booked far ahead may have it at once. */
-	bool shallow = request->alone &&
-		       request->earliest < line.now + SHALLOW_PACKETS * request->guarantee_cost;
+	__u64 leftover = later_ns(line.state->leftover_ns, allowed);
+	__u64 from = request->guarantee;
+	if (shallow) {
+		__u64 lead = later_ns(request->guarantee_cost, 1ULL << line.shift);
 
-	if (!shallow)
-		leftover = later_ns(line.state->leftover_ns, leftover);
-	if (leftover < request->guarantee) {
-		tick = line_find_room(leftover >> line.shift, line.tick_bytes);
-		if ((__s32)(entitled - tick) >= 0) {
-			leftover = later_ns(leftover, tick_start(&line, tick));
-			request->booking = BOOKED_FROM_LEFTOVER;
-			request->guarantee = earlier_ns(request->guarantee, leftover);
-			request->leftover_ns =
-			    shallow
-				? 0
-				: leftover +
-				      (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
-		}
+		from = later_ns(from > lead ? from - lead : 0, allowed);
 	}
-	if (request->booking != BOOKED_FROM_LEFTOVER)
+	__u64 first = earlier_ns(leftover, from);
+	__u32 tick = entitled;
+	if (first < request->guarantee)
+		tick = line_find_room(first >> line.shift, line.tick_bytes);
+	if (first >= request->guarantee || (__s32)(entitled - tick) < 0) {
 		tick = line_find_room(entitled, line.tick_bytes);
-	request->tick = tick;
-	request->departure = later_ns(tick_place(&line, tick), request->earliest);
+	} else if (leftover < from) {
+		leftover = later_ns(leftover, tick_start(&line, tick));
+		request->booking = BOOKED_FROM_LEFTOVER;
+		if (leftover < request->guarantee) {
+			request->unserved = part_of(request->bytes, request->guarantee_cost,
+						    request->guarantee - leftover);
+			request->guarantee = leftover;
+		}
+		request->leftover_ns =
+		    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
+	}
+	line_place(&line, request, tick);
 	return 0;
 }
 
 /* How much later than its guarantee allows a packet leaves, beyond what ticks round and what its
  * flow can make up for: the time of one such packet.
  */
-static __always_inline __u64 missed_ns(const struct booking_request *request, __u64 own_pacing)
+static __always_inline __u64 late_ns(const struct booking_request *request, __u64 own_pacing)
 {
 	if (request->departure <= request->guarantee) /* as most do */
 		return 0;
@@ -493,6 +533,17 @@ static __always_inline __u64 missed_ns(const struct booking_request *request, __
 		    ((__u64)LAG_TICKS << request->shift) + request->guarantee_cost;
 
 	return request->departure > due ? request->departure - due : 0;
+}
+
+/* Half of what a flow can send by its guarantee in the time that it lost of it, at most a tick. */
+static __always_inline __u32 lost_bytes(const struct booking_request *request, __u64 lost_ns)
+{
+	__u64 bytes;
+
+	if (!lost_ns || !request->guarantee_cost)
+		return 0;
+	bytes = lost_ns * request->bytes / (2 * request->guarantee_cost);
+	return bytes < request->tick_bytes ? bytes : request->tick_bytes;
 }
 
 /* Gives back what is left of a lease, unless its tick is over. */
@@ -506,12 +557,11 @@ static __always_inline void line_return_lease(struct line *line, const struct le
 	__sync_fetch_and_add(&at->stamp_and_bytes, -(__u64)lease->bytes);
 	if (lease->booking != BOOKED_FROM_LEFTOVER)
 		__sync_fetch_and_add(&at->entitled, -lease->bytes);
-	if (lease->booking == BOOKED_AS_BOOST)
-		__sync_fetch_and_add(&at->boosted, -lease->bytes);
 }
 
-/* Books what line_find found. Of what the flow lost of its guarantee, half is added to the demand,
- * so that more is kept free for it.
+/* Books what line_find found. What a flow would have got by its guarantee is demand whether it got
+ * it so or not: otherwise flows that are pushed aside would seem to want no more than they get, and
+ * those that push would take that for leftover.
  */
 __noinline int line_book(struct booking_request *request)
 {
@@ -522,7 +572,7 @@ __noinline int line_book(struct booking_request *request)
 
 	/* What moves a clock as well is booked each on its own. */
 	struct lease *lease = NULL;
-	if (request->lease_bytes && !request->late && !request->leftover_ns)
+	if (request->lease_bytes && !request->unserved && !request->leftover_ns)
 		lease = lease_of_cpu();
 
 	__u32 bytes = request->bytes;
@@ -557,20 +607,16 @@ __noinline int line_book(struct booking_request *request)
 	if (lost)
 		__sync_fetch_and_add(&at->lost, lost);
 
-	if (request->booking == BOOKED_FROM_LEFTOVER) {
-		if (request->leftover_ns)
-			line.state->leftover_ns = request->leftover_ns;
-	} else {
-		__u64 missed = 0;
-
-		if (request->late && request->guarantee_cost)
-			missed = request->late * bytes / (2 * request->guarantee_cost);
-		__sync_fetch_and_add(&at->entitled,
-				     bytes + ahead +
-					 (missed < line.tick_bytes ? missed : line.tick_bytes));
-	}
+	__u32 entitled = request->unserved;
+	if (request->booking != BOOKED_FROM_LEFTOVER)
+		entitled += bytes + ahead;
+	else if (request->leftover_ns)
+		line.state->leftover_ns = request->leftover_ns;
+	if (entitled)
+		__sync_fetch_and_add(&at->entitled, entitled);
 	if (request->booking == BOOKED_AS_BOOST)
-		__sync_fetch_and_add(&at->boosted, bytes + ahead);
+		clock_take(&line.state->boost_ns, line.now,
+			   BOOST_PART * cost_ns(bytes + ahead, line.ns_per_byte_q24));
 
 	__u32 limit = booked > line.tick_bytes ? booked : line.tick_bytes;
 	__u32 overfill = booked + bytes > limit ? booked + bytes - limit : 0;

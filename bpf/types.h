@@ -256,12 +256,9 @@ struct hosts_met {
 struct tick {
 	/* The tick's number above, the bytes booked in it below. */
 	__u64 stamp_and_bytes;
-	/* Of these, by guarantee; of those, by packets that did not wait. */
+	/* Of these, by guarantee; and those that time passed over before anybody booked them. */
 	__u32 entitled;
-	__u32 boosted;
-	/* And those that time passed over before anybody booked them. */
 	__u32 lost;
-	__u32 pad;
 };
 
 #define CALENDAR_TICKS 4096
@@ -294,6 +291,9 @@ struct line_state {
 	__u64 leftover_ns_per_byte_q8;
 	/* When all bytes booked from the leftover would have left at that rate. */
 	__u64 leftover_ns;
+	/* When all bytes that did not wait would have left at the part of the line that such bytes
+	 * may take. */
+	__u64 boost_ns;
 	/* Bytes by which ticks are overfilled and that no later tick has repaid yet. */
 	__s64 debt_bytes;
 };

@@ -28,9 +28,7 @@ type dataPathCalendar struct {
 		_             structs.HostLayout
 		StampAndBytes uint64
 		Entitled      uint32
-		Boosted       uint32
 		Lost          uint32
-		Pad           uint32
 	}
 }
 
@@ -89,9 +87,10 @@ type dataPathDeviceState struct {
 		Demand              int64
 		LeftoverNsPerByteQ8 uint64
 		LeftoverNs          uint64
+		BoostNs             uint64
 		DebtBytes           int64
 	}
-	_    [16]byte
+	_    [8]byte
 	Tins [8]struct {
 		_      structs.HostLayout
 		CeilNs uint64

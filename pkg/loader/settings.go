@@ -255,9 +255,9 @@ func rebooked(old dataPathCalendar, nowNs uint64, from, to uint32) dataPathCalen
 }
 
 const (
-	// A tick is 1.05 ms or longer, and has room for four full packets.
+	// A tick is 1.05 ms or longer, and has room for two full packets.
 	minTickShift = 20
-	tickPackets  = 4
+	tickPackets  = 2
 )
 
 // tickShift is the length of the calendar's tick at a bandwidth, as a power of two of nanoseconds.

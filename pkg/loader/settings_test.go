@@ -14,9 +14,9 @@ func TestTicks(t *testing.T) {
 		shift     uint32
 		bytes     uint32
 	}{
-		{64 * rates.Kbit, 30, 8589},
-		{10 * rates.Mbit, 23, 10485},
-		{40 * rates.Mbit, 21, 10485},
+		{64 * rates.Kbit, 29, 4294},
+		{10 * rates.Mbit, 22, 5242},
+		{40 * rates.Mbit, 20, 5242},
 		{200 * rates.Mbit, 20, 26214},
 		{400 * rates.Gbit, 20, 52428800},
 	} {

@@ -39,12 +39,19 @@ const (
 	leftoverFloor = 128
 	boostPart     = 4
 
+	// nearPackets: with no more than so many in this tick and the next, the line is about to idle.
+	nearPackets = 2
+
+	// smallPart: a packet below this part of a full one may be boosted beside any other.
+	smallPart = 4
+
 	// lagTicks is by how much a departure may miss its guarantee before that counts as lost.
 	lagTicks = 2
 
-	// shallowPackets is how far ahead a flow may have booked, in packets at its guarantee, to be
-	// shallow.
+	// shallowPackets and shallowTicks are how far ahead a flow may have booked, in packets at its
+	// guarantee or in ticks, to be shallow.
 	shallowPackets = 2
+	shallowTicks   = 2
 )
 
 // tick is what is booked to leave in 2^shift ns, in bytes.
@@ -54,8 +61,6 @@ type tick struct {
 	booked int64
 	// entitled is what flows took by their guarantee, and half of what they missed of it.
 	entitled int64
-	// boosted is what left at once.
-	boosted int64
 	// lost is what time passed over before anybody booked it.
 	lost int64
 }
@@ -82,6 +87,8 @@ type line struct {
 	// leftoverNs is when all bytes booked from the leftover would have left at the rate that the
 	// guarantees leave, and leftoverNsPerByteQ8 is that rate.
 	leftoverNs, leftoverNsPerByteQ8 int64
+	// boostNs is when all that left at once would have left at a boostPart of the line.
+	boostNs int64
 	// debt is what overfills ticks and no later tick has repaid.
 	debt int64
 }
@@ -104,6 +111,8 @@ type booking struct {
 	// guaranteeNs is when the flow's guarantee lets the packet leave. A booking from the leftover
 	// moves it.
 	guaranteeNs int64
+	// passedNs is how much of the guarantee time has passed over while the flow had packets waiting.
+	passedNs int64
 	// guaranteeCostNs is what the packet takes at its flow's guarantee.
 	guaranteeCostNs int64
 	// earliestNs is the flow's last departure, or now; leftoverEarliestNs holds, beside it, what
@@ -112,14 +121,14 @@ type booking struct {
 	// waits: the flow has packets waiting or is ahead of its guarantee, or the tin is ahead of its
 	// ceiling. Such a packet is no boost.
 	waits bool
-	// alone: no other tin has active flows.
-	alone bool
 
 	tick        int64
 	departureNs int64
 	as          bookedAs
 	// leftoverNs is the leftover clock after this packet; 0 leaves it where it is.
 	leftoverNs int64
+	// gainedNs is by how much a booking from the leftover moved the guarantee.
+	gainedNs int64
 	// lateNs is how much of the flow's guarantee the packet misses.
 	lateNs int64
 }
@@ -272,8 +281,20 @@ func (l *line) placeNs(nowNs, n int64) int64 {
 	return l.startNs(n) + min(l.pace.costNs(booked), l.tickNs()-1)
 }
 
-func (l *line) boostFits(now, bytes, full int64) bool {
-	return bytes <= full && l.at(now).boosted+bytes <= max(l.tickBytes/boostPart, full)
+// boostFits: boosts take boostPart of the line. A packet waits for the one before to be paid for, but
+// a small one only if that is more than a full one.
+func (l *line) boostFits(nowNs, bytes, full int64) bool {
+	var slackNs int64
+	if bytes < full/smallPart {
+		slackNs = boostPart * l.pace.costNs(full)
+	}
+	return bytes <= full && l.boostNs <= nowNs+slackNs
+}
+
+// aheadBytes is what the line has booked from now to the end of the next tick.
+func (l *line) aheadBytes(nowNs int64) int64 {
+	n := l.tickOf(nowNs)
+	return max(0, l.at(n).booked-l.goneBytes(nowNs)) + l.at(n+1).booked
 }
 
 // find finds when a packet may leave. It books nothing.
@@ -282,57 +303,58 @@ func (l *line) find(b *booking) {
 	now := l.tickOf(b.nowNs)
 
 	b.as = byGuarantee
-	if !b.waits && l.boostFits(now, b.bytes, b.fullPacketBytes) {
+	if !b.waits && l.boostFits(b.nowNs, b.bytes, b.fullPacketBytes) {
 		b.as = asBoost
 		b.tick = now
 		b.departureNs = b.nowNs
 		return
 	}
 
-	// Use it or lose it: room in this tick or the next is nobody's loss.
-	leftoverNs := max(b.leftoverEarliestNs, b.earliestNs)
-	n := l.tickOf(leftoverNs)
-	if n == now && !l.hasRoom(n) {
-		n++
-	}
-	if n <= now+1 && l.hasRoom(n) {
+	allowedNs := max(b.leftoverEarliestNs, b.earliestNs)
+	entitled := l.tickOf(max(b.guaranteeNs, b.earliestNs))
+	found := func(n int64) {
 		b.tick = n
 		b.departureNs = max(l.placeNs(b.nowNs, n), b.earliestNs)
-		if b.departureNs < b.guaranteeNs {
+	}
+
+	// Use it or lose it: what the line has no other use for now is nobody's loss.
+	shallow := b.earliestNs < b.nowNs+max(shallowPackets*b.guaranteeCostNs, shallowTicks*l.tickNs())
+	if shallow && l.aheadBytes(b.nowNs) <= nearPackets*max(b.fullPacketBytes, b.bytes) {
+		found(l.findRoom(l.tickOf(allowedNs)))
+		if b.departureNs+b.guaranteeCostNs < b.guaranteeNs {
 			b.as = fromLeftover
+			b.gainedNs = b.guaranteeNs - b.departureNs
 			b.guaranteeNs = b.departureNs
 		}
 		return
 	}
 
-	// Further out, the leftover has a clock of its own, so that room is left for those who will
-	// come with a guarantee. Where one tin has the line to itself, what its guarantees leave is its
-	// flows' own, and one that has not booked far ahead may have it at once.
-	entitled := l.tickOf(max(b.guaranteeNs, b.earliestNs))
-	shallow := b.alone && b.earliestNs < b.nowNs+shallowPackets*b.guaranteeCostNs
-	if !shallow {
-		leftoverNs = max(l.leftoverNs, leftoverNs)
+	// Behind what was booked from the leftover before, unless the guarantee comes first. A flow that
+	// has not booked far ahead may be one packet ahead of its guarantee: so those that send a packet
+	// when another leaves, as TCP does, fill the line without gaps.
+	leftoverNs, fromNs := max(l.leftoverNs, allowedNs), b.guaranteeNs
+	if shallow {
+		fromNs = max(b.guaranteeNs-max(b.guaranteeCostNs, l.tickNs()), allowedNs)
 	}
-	if leftoverNs < b.guaranteeNs {
-		if n = l.findRoom(l.tickOf(leftoverNs)); n <= entitled {
-			leftoverNs = max(leftoverNs, l.startNs(n))
-			b.as = fromLeftover
-			b.guaranteeNs = min(b.guaranteeNs, leftoverNs)
-			if !shallow {
+	if min(leftoverNs, fromNs) < b.guaranteeNs {
+		if n := l.findRoom(l.tickOf(min(leftoverNs, fromNs))); n <= entitled {
+			if leftoverNs < fromNs {
+				leftoverNs = max(leftoverNs, l.startNs(n))
+				b.as = fromLeftover
+				b.gainedNs = max(0, b.guaranteeNs-leftoverNs)
+				b.guaranteeNs -= b.gainedNs
 				b.leftoverNs = leftoverNs + b.bytes*l.leftoverNsPerByteQ8>>8
 			}
+			found(n)
+			return
 		}
 	}
-	if b.as != fromLeftover {
-		n = l.findRoom(entitled)
-	}
-	b.tick = n
-	b.departureNs = max(l.placeNs(b.nowNs, n), b.earliestNs)
+	found(l.findRoom(entitled))
 }
 
-// missedNs is how much later than its guarantee allows a packet leaves, beyond what ticks round and
-// what its flow can make up for: the time of one such packet.
-func (l *line) missedNs(b *booking, pacedNs int64) int64 {
+// lateNs is how much later than its guarantee allows a packet leaves, beyond what ticks round and what
+// its flow can make up for: the time of one such packet.
+func (l *line) lateNs(b *booking, pacedNs int64) int64 {
 	dueNs := max(b.guaranteeNs, pacedNs) + lagTicks*l.tickNs() + b.guaranteeCostNs
 	return max(0, b.departureNs-dueNs)
 }
@@ -354,15 +376,19 @@ func (l *line) take(b *booking) {
 		if b.leftoverNs != 0 {
 			l.leftoverNs = b.leftoverNs
 		}
+		// What the flow would have got by its guarantee is demand all the same.
+		if b.gainedNs < b.guaranteeCostNs {
+			t.entitled += b.bytes * (b.guaranteeCostNs - b.gainedNs) / b.guaranteeCostNs
+		}
 	case asBoost:
-		t.boosted += b.bytes
+		l.boostNs = max(l.boostNs, b.nowNs) + boostPart*l.pace.costNs(b.bytes)
 		fallthrough
 	case byGuarantee:
 		// Of what the flow lost of its guarantee, half is added to the demand, so that more is
 		// kept free for it.
 		var missed int64
 		if b.guaranteeCostNs > 0 {
-			missed = b.lateNs * b.bytes / (2 * b.guaranteeCostNs)
+			missed = (b.lateNs + b.passedNs) * b.bytes / (2 * b.guaranteeCostNs)
 		}
 		t.entitled += b.bytes + min(missed, l.tickBytes)
 	}

@@ -19,23 +19,25 @@
 //
 // # The line is a calendar
 //
-// Time is divided into ticks of about 1 ms, or four full packets at low rates, and each tick knows
-// the bytes booked in it. A full tick takes nothing more, so no tick is sold twice, whatever the
-// flow counts say and whether or not a controller lives. What overfills a tick is repaid from later
-// ticks with room, to the byte: a packet that starts in it and ends in the next, a boost, and what
-// is put into a full tick where a short search finds none with room. A packet is booked in one of
-// four ways, tried in this order:
+// Time is divided into ticks of about 1 ms, or two full packets at low rates, and each tick knows the
+// bytes booked in it. A full tick takes nothing more, so no tick is sold twice, whatever the flow
+// counts say and whether or not a controller lives. What overfills a tick is repaid from later ticks
+// with room, to the byte: a packet that starts in it and ends in the next, a boost, and what is put
+// into a full tick where a short search finds none with room. A packet is booked in one of four ways,
+// tried in this order:
 //
 //   - Boost. A flow that was not sending (its guarantee clock and its last departure are past) does
 //     not wait: its packet leaves now, if it is no larger than a full packet and boosts take no more
-//     than a quarter of the tick. Handshakes, pings, calls.
-//   - Use it or lose it. Room in this tick or the next is nobody's loss.
-//   - Leftover. Room further out than that is for those who will come with a guarantee, as far as
-//     they will come. How much they take is the mean demand of the last 64 ticks; what it leaves is
-//     the rate of the leftover clock. A packet that this clock, with room there, lets leave before
-//     its guarantee does so. Where one tin has the line to itself, a flow that has booked no more
-//     than two packets ahead need not wait for that clock.
-//   - Guarantee. The first room at or after the flow's guarantee clock.
+//     than a quarter of the line. Handshakes, pings, calls.
+//   - Use it or lose it. With no more than two packets ahead of it in this tick and the next, the
+//     line is about to idle: a flow that has not booked far ahead may have what nobody else wants.
+//   - Leftover. Room further out is for those who will come with a guarantee, as far as they will
+//     come. How much they take is the mean demand of the last 64 ticks; what it leaves is the rate of
+//     the leftover clock. A packet that this clock, with room there, lets leave before its guarantee
+//     does so.
+//   - Guarantee. The first room at or after the flow's guarantee clock. A flow that has not booked far
+//     ahead may be a packet, or a tick, ahead of that: TCP sends a packet when another leaves, and
+//     would otherwise leave gaps between those of its flows, which others would fill.
 //
 // # Details that matter
 //
@@ -49,12 +51,15 @@
 // leftover clock, not to the packet's place in its tick. Otherwise every leftover packet would make
 // its flow entitled again for a whole tick.
 //
-// Demand is what flows took by their guarantee, plus half of the guarantee that they lost because
-// their ticks were full. Without the lost part the estimate confirms itself: TCP flows that are
-// pushed aside by a UDP backlog send less, so less would be kept free for them. What stays idle says
-// the opposite: while more than a quarter of a tick does, less demand is believed eight times as
-// soon, and the leftover clock moves up by the idle part of each tick, so that flows which stop are
-// soon replaced. The leftover clock never gets less than 1/128 of the line.
+// Demand is what flows would get by their guarantees: what they booked by it, of a leftover booking
+// the part that the guarantee would have served in the time since the flow's last one, and half of
+// what they lost because their ticks were full, or because their clock stood still while they waited.
+// Without these parts the estimate confirms itself: TCP flows that are pushed aside by a UDP backlog
+// send less, so less would be kept free for them; and what equal UDP senders once took from the
+// leftover they would keep, some more and some less. What stays idle says the opposite: while more
+// than a quarter of a tick does, less demand is believed eight times as soon, and the leftover clock
+// moves up by the idle part of each tick, so that flows which stop are soon replaced. The leftover
+// clock never gets less than 1/128 of the line.
 //
 // A flow may fall two ticks and the time of a packet behind its guarantee and gets that back; what
 // it loses beyond that is demand, and gone.
@@ -65,6 +70,6 @@
 // they were sent: when other flows stop, the line is idle in part until they are gone; when others
 // start, they wait for what was booked at the full rate, except for their first packet. A lower
 // bandwidth holds for packets that come after it. Leftover is given in the order of arrival, as in
-// any FIFO. The calendar learns by ticks, and those are long at low rates: at 2 Mbit/s one is 34 ms.
+// any FIFO. The calendar learns by ticks, and those are long at low rates: at 2 Mbit/s one is 17 ms.
 // The scenarios in this package's tests say what comes of it.
 package model

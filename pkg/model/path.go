@@ -16,7 +16,7 @@ const (
 
 	// A tick is 1.05 ms or longer, and has room for tickPackets full packets.
 	minTickShift = 20
-	tickPackets  = 4
+	tickPackets  = 2
 
 	// forwardPackets is how many packets a forwarded flow may have waiting whatever the horizon.
 	forwardPackets = 4
@@ -197,7 +197,9 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		earliestNs:         max(f.departureNs, nowNs),
 		leftoverEarliestNs: int64(tin.ceil),
 		waits:              backlogged || int64(tin.ceil) > nowNs+ceilSlackNs,
-		alone:              tin.flows == p.flows,
+	}
+	if f.departureNs > nowNs && f.guaranteeNs < nowNs {
+		b.passedNs = nowNs - f.guaranteeNs
 	}
 	b.departureNs = max(b.earliestNs, int64(tin.ceil))
 	limited := p.settings.Bandwidth != rates.Unlimited
@@ -234,7 +236,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		tin.counters.MarkedPackets += uint64(packet.Segments)
 	}
 
-	b.lateNs = p.line.missedNs(&b, pacedNs)
+	b.lateNs = p.line.lateNs(&b, pacedNs)
 	if limited {
 		p.line.take(&b)
 	}

@@ -380,8 +380,11 @@ func anySenders(t *rapid.T, p *Path, nowNs int64, packets int) []departure {
 				return
 			}
 			hash := hashOf(flow)
-			departureNs := p.Enqueue(s.nowNs, Packet{Queue: flow % 3, Hash: hash, Bytes: bytes, Segments: 1}).DepartureNs
-			s.at(departureNs, func() {
+			verdict := p.Enqueue(s.nowNs, Packet{Queue: flow % 3, Hash: hash, Bytes: bytes, Segments: 1})
+			if verdict.Dropped {
+				t.Fatalf("a packet is dropped within the horizon")
+			}
+			s.at(verdict.DepartureNs, func() {
 				s.left = append(s.left, departure{s.nowNs, flow, bytes})
 				s.at(s.nowNs+1, send)
 			})
@@ -400,6 +403,7 @@ func TestRateHoldsOverAnyWindow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nowNs := anyStart(t)
 		settings := settingsFor(anyRate(t))
+		settings.LocalHorizonNs = 1000 * second // at 64 kbit/s all senders' packets take 90
 		p := New(settings, simFlows)
 		const packets = 1500
 		left := anySenders(t, p, nowNs, packets)

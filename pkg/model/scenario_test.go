@@ -116,14 +116,16 @@ var scenarios = []scenario{
 	},
 	{
 		// UDP has booked a whole socket buffer, so what the others do not use now it cannot take any more.
-		name: "UDP and 15 flows that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 1, total: 0.96,
+		// A deep backlog that takes the leftover does not take its own guarantee beside it: a sixteenth of the line
+		// is idle. A rule that gave it both let equal UDP senders drift 6 % apart.
+		name: "UDP and 15 flows that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 1, total: 0.92,
 		setup: func(s *sim) {
 			s.addUDP(0, 10*millisecond, forever, 4*s.rate())
 			s.addHalf(1, 15, s.rate())
 		},
 	},
 	{
-		name: "2 TCP flows and 14 that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 2, total: 0.985,
+		name: "2 TCP flows and 14 that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 2, total: 0.98,
 		setup: func(s *sim) {
 			s.addTCPs(0, 2, 10*millisecond, 0, forever)
 			s.addHalf(2, 14, s.rate())
@@ -279,7 +281,9 @@ func TestLineIsTakenOver(t *testing.T) {
 			}
 			rule, ideal := run(ruleDevice), run(drr)
 			t.Logf("one of 32 TCP flows remains: %.3f in 500 ms, DRR %.3f", rule, ideal)
-			atLeast(t, "what the remaining TCP flow takes", rule, ideal-0.05)
+			// The packets in the device leave at the old share: at 10 Mbit/s the last one after 77 ms.
+			waits := float64(durationNs(32*2*fullPacket, rate)) / float64(500*millisecond)
+			atLeast(t, "what the remaining TCP flow takes", rule, ideal-0.05-waits)
 
 			s := newSim(rate, ruleDevice)
 			s.addUDP(4, 10*millisecond, forever, 2*rate)
