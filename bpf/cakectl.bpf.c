@@ -268,7 +268,8 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	request.departure = later_ns(request.earliest, ceil);
 	if (request.tick_bytes) {
 		line_roll(&state->line, now, request.tick_bytes, request.shift);
-		line_find(&request);
+		if (!line_boosts(&state->line, &request))
+			line_find(&request);
 	}
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but

@@ -431,13 +431,28 @@ static __always_inline __u32 line_ahead(struct line *line)
 /* Boosts take a BOOST_PART of the line: one waits for the ones before to be paid for. A small one
  * may come beside a full one.
  */
-static __always_inline bool boost_fits(struct line *line, __u32 bytes, __u32 full)
+static __always_inline bool boost_fits(const struct line_state *state,
+				       const struct booking_request *request)
 {
 	__u64 slack = 0;
 
-	if (bytes < full / SMALL_PART)
-		slack = BOOST_PART * cost_ns(full, line->ns_per_byte_q24);
-	return bytes <= full && line->state->boost_ns <= line->now + slack;
+	if (request->bytes > request->full_packet_bytes)
+		return false;
+	if (request->bytes < request->full_packet_bytes / SMALL_PART)
+		slack = BOOST_PART * cost_ns(request->full_packet_bytes, request->ns_per_byte_q24);
+	return state->boost_ns <= request->now + slack;
+}
+
+/* Finds the departure of a packet that need not wait. */
+static __always_inline bool line_boosts(const struct line_state *state,
+					struct booking_request *request)
+{
+	if (request->waits || !boost_fits(state, request))
+		return false;
+	request->departure = request->now;
+	request->tick = request->now >> request->shift;
+	request->booking = BOOKED_AS_BOOST;
+	return true;
 }
 
 /* The part of bytes that a flow's guarantee would have served in the time that a booking from the
@@ -455,7 +470,7 @@ static __always_inline void line_place(struct line *line, struct booking_request
 	request->departure = later_ns(tick_place(line, tick), request->earliest);
 }
 
-/* Finds when a packet may leave. */
+/* Finds when a packet may leave that is no boost. */
 __noinline int line_find(struct booking_request *request)
 {
 	struct line line;
@@ -465,12 +480,6 @@ __noinline int line_find(struct booking_request *request)
 
 	request->booking = BOOKED_BY_GUARANTEE;
 	request->leftover_ns = 0;
-	if (!request->waits && boost_fits(&line, request->bytes, request->full_packet_bytes)) {
-		request->departure = line.now;
-		request->tick = line.tick;
-		request->booking = BOOKED_AS_BOOST;
-		return 0;
-	}
 
 	__u64 allowed = later_ns(request->leftover_earliest, request->earliest);
 	__u64 reach =
@@ -614,9 +623,10 @@ __noinline int line_book(struct booking_request *request)
 		line.state->leftover_ns = request->leftover_ns;
 	if (entitled)
 		__sync_fetch_and_add(&at->entitled, entitled);
+	/* Two CPUs at the same time may pay once: boosts are bounded, not exact. */
 	if (request->booking == BOOKED_AS_BOOST)
-		clock_take(&line.state->boost_ns, line.now,
-			   BOOST_PART * cost_ns(bytes + ahead, line.ns_per_byte_q24));
+		line.state->boost_ns = later_ns(line.state->boost_ns, line.now) +
+				       BOOST_PART * cost_ns(bytes + ahead, line.ns_per_byte_q24);
 
 	__u32 limit = booked > line.tick_bytes ? booked : line.tick_bytes;
 	__u32 overfill = booked + bytes > limit ? booked + bytes - limit : 0;
