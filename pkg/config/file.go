@@ -38,6 +38,7 @@ import (
 //	    fwmark: 0xff
 //	    inner_dscp: true
 //	    wash: true
+//	    whole_gso: true     # leave super-packets as large as the device takes them
 //	    keep: true          # shaping outlives the daemon
 //	    tins:
 //	      voice: {rate: 50mbit}
@@ -187,6 +188,7 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		"fwmark":     r.text(parsed(&spec.FwmarkMask, ParseFwmark)),
 		"inner_dscp": r.text(parsed(&spec.InnerDSCP, parseBool)),
 		"wash":       r.text(parsed(&spec.Wash, parseBool)),
+		"whole_gso":  r.text(parsed(&spec.WholeGSO, parseBool)),
 		"on_drift":   r.text(parsed(&spec.OnDrift, ParseOnDrift)),
 		"tins": func(_, node ast.Node) {
 			r.entries(node, "tins", func(name string, _, node ast.Node) {

@@ -52,6 +52,9 @@ type Spec struct {
 	InnerDSCP bool `json:"inner_dscp,omitempty"`
 	// Wash clears the DSCP of what is sent, once it was read.
 	Wash bool `json:"wash,omitempty"`
+	// WholeGSO leaves super-packets as large as the device takes them: fewer packets for the CPU, each a
+	// longer lump on the line.
+	WholeGSO bool `json:"whole_gso,omitempty"`
 	// RTT is the round-trip time that the queue management is tuned for.
 	RTT time.Duration `json:"rtt_ns"`
 	// MetricsAddress is the host:port of the metrics; "" or MetricsNone is off.
@@ -363,6 +366,7 @@ type Change struct {
 	FwmarkMask *uint32        `json:"fwmark_mask,omitempty"`
 	InnerDSCP  *bool          `json:"inner_dscp,omitempty"`
 	Wash       *bool          `json:"wash,omitempty"`
+	WholeGSO   *bool          `json:"whole_gso,omitempty"`
 	RTT        *time.Duration `json:"rtt_ns,omitempty"`
 	OnDrift    *OnDrift       `json:"on_drift,omitempty"`
 	// Replace allows, from now on, to replace a qdisc that is not the kernel's default.
@@ -395,6 +399,7 @@ func (s Spec) Apply(c Change) (Spec, error) {
 	set(&s.FwmarkMask, c.FwmarkMask)
 	set(&s.InnerDSCP, c.InnerDSCP)
 	set(&s.Wash, c.Wash)
+	set(&s.WholeGSO, c.WholeGSO)
 	set(&s.RTT, c.RTT)
 	set(&s.OnDrift, c.OnDrift)
 	s.Replace = s.Replace || c.Replace
@@ -434,6 +439,7 @@ func (s Spec) ChangeTo(to Spec) (Change, error) {
 		FwmarkMask: &to.FwmarkMask,
 		InnerDSCP:  &to.InnerDSCP,
 		Wash:       &to.Wash,
+		WholeGSO:   &to.WholeGSO,
 		RTT:        &to.RTT,
 		OnDrift:    &to.OnDrift,
 		Replace:    to.Replace,

@@ -396,6 +396,9 @@ func (s *Shaper) capGSO(context.Context) error {
 
 // gsoRate is the rate that super-packets are capped by.
 func (s *Shaper) gsoRate() rates.Rate {
+	if s.record.Spec.WholeGSO {
+		return rates.Unlimited
+	}
 	return packetRate(s.record.Spec, s.rates.Bandwidth, s.device.Attrs().MTU)
 }
 
