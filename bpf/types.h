@@ -312,8 +312,6 @@ struct device_state {
 	/* The present epoch, and when it began. */
 	__u64 epoch_start_ns;
 	__u32 epoch;
-	/* Active flows of all tins. */
-	__s32 flows;
 	__u32 active_shards;
 	__u32 sweeping;
 	__u64 events_lost;

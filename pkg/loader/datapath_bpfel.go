@@ -100,9 +100,9 @@ type dataPathDeviceState struct {
 	}
 	EpochStartNs uint64
 	Epoch        uint32
-	Flows        int32
 	ActiveShards uint32
 	Sweeping     uint32
+	_            [4]byte
 	EventsLost   uint64
 	_            [32]byte
 }

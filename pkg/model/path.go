@@ -54,9 +54,7 @@ type Path struct {
 	tins     []tin
 	// epoch is the present one, epochStartNs when it began.
 	epoch, epochStartNs int64
-	// flows is the number of active flows of all tins.
-	flows  int64
-	shards map[cell]*shard
+	shards              map[cell]*shard
 	// cells are the effective rates that the controller planned.
 	cells map[cell]pace
 	table map[setKey]*flowSet
@@ -184,7 +182,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 	tin, tinSettings := &p.tins[packet.Tin], p.settings.Tins[packet.Tin]
 	shard := p.shard(key)
 	p.rollEpoch(nowNs)
-	p.addFlows(tin, shard.roll(p.epoch))
+	tin.flows += shard.roll(p.epoch)
 	f := p.flow(key, packet.Hash, nowNs)
 	backlogged := f.guaranteeNs > nowNs || f.departureNs > nowNs
 
@@ -223,7 +221,6 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		}
 		if shard.count(f, untilNs, p.epochStartNs, p.settings.EpochNs) {
 			tin.flows++
-			p.flows++
 		}
 		shard.note(untilNs)
 	}
@@ -320,11 +317,6 @@ func (p *Path) flowCostNs(f *flow, s *shard, key cell, bytes int64) int64 {
 		costNs = max(costNs, paceOf(p.settings.Bandwidth).costNs(bytes)*tinFlows)
 	}
 	return costNs
-}
-
-func (p *Path) addFlows(t *tin, flows int64) {
-	t.flows += flows
-	p.flows += flows
 }
 
 func (p *Path) shard(key cell) *shard {
