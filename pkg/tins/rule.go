@@ -45,7 +45,10 @@ func ParseRule(text string) (Rule, error) {
 	case rule.Tin == "":
 		return Rule{}, fmt.Errorf("rule %q: no tin behind \"=\": %s", text, form)
 	}
-	first, last, isRange := strings.Cut(value, "-")
+	first, last, isRange := value, "", false
+	if _, err := parse(strings.TrimSpace(value)); err != nil { // a name may have a "-" of its own
+		first, last, isRange = strings.Cut(value, "-")
+	}
 	var err error
 	if rule.From, err = parse(strings.TrimSpace(first)); err != nil {
 		return Rule{}, fmt.Errorf("rule %q: %w", text, err)

@@ -13,6 +13,7 @@ func TestParseRule(t *testing.T) {
 		"dscp:EF=voice":              "dscp:46=voice",
 		"DSCP:cs1 = Bulk":            "dscp:8=bulk",
 		"dscp:af11-AF13=best-effort": "dscp:10-14=best_effort",
+		"dscp:voice-admit=voice":     "dscp:44=voice",
 		"dscp:0x2e=tin 3":            "dscp:46=tin_3",
 		"mark:0x10=video":            "mark:0x10=video",
 		"mark:7-0x20=video":          "mark:0x7-0x20=video",
