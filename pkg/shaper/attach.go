@@ -68,7 +68,7 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 	if spec.Keep && env.pinsVanish() {
 		return nil, fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(env.BPFFS))
 	}
-	device, err := netlink.LinkByName(spec.Device)
+	device, err := env.find(spec.Device)
 	if err != nil {
 		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
 	}

@@ -377,6 +377,24 @@ func (e Env) Recorded(device string) (string, error) {
 	return device, nil
 }
 
+// find finds a device by its name, or by the one under which it is attached, though it has another now.
+func (e Env) find(name string) (netlink.Link, error) {
+	link, err := netlink.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if !errors.As(err, &missing) {
+		return link, err
+	}
+	r, recordErr := e.readRecord(name)
+	netns, netnsErr := netnsID()
+	if recordErr != nil || netnsErr != nil || r.Netns != netns {
+		return nil, err
+	}
+	if renamed, byIndex := netlink.LinkByIndex(r.Ifindex); byIndex == nil {
+		return renamed, nil
+	}
+	return nil, err
+}
+
 // tryLock takes a lock, for itself (LOCK_EX) or with others (LOCK_SH).
 func tryLock(path string, how int) (*lock, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o640)
