@@ -52,7 +52,8 @@ type drift struct {
 	detected     uint64
 	repaired     uint64
 	lost         uint64 // notifications
-	gone         bool   // the device is, and the log says so
+	gone         bool   // the device is, and is awaited
+	returned     error  // why it could not be attached anew when it came back
 	following    bool
 }
 
@@ -258,15 +259,23 @@ func (s *Shaper) awaitReturn(ctx context.Context) error {
 	link, err := netlink.LinkByName(s.name)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
-		if !s.drift.gone {
+		if !s.drift.gone || s.drift.returned != nil {
 			s.log.Warn("the device is gone; waiting for it to come back", "device", s.name)
 		}
-		s.drift.gone = true
+		s.drift.gone, s.drift.returned = true, nil
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("find %s: %w", s.name, err)
 	}
+	s.drift.gone = true
+	err = s.attachAnew(ctx, link)
+	s.drift.gone, s.drift.returned = err != nil, err
+	return err
+}
+
+// attachAnew attaches a device that takes the place of one that is gone.
+func (s *Shaper) attachAnew(ctx context.Context, link netlink.Link) error {
 	s.log.Info("the device came back; attaching it anew", "device", s.name)
 	if s.stopController != nil {
 		s.stopController()
@@ -286,7 +295,6 @@ func (s *Shaper) awaitReturn(ctx context.Context) error {
 		s.device = nil // to be tried again
 		return err
 	}
-	s.drift.gone = false
 	return nil
 }
 

@@ -210,6 +210,77 @@ func TestVMFollowsTheDevice(t *testing.T) {
 	}
 }
 
+// TestVMChangedWhileGone: what is set while a device is gone, or cannot be attached anew, holds when it
+// is back.
+func TestVMChangedWhileGone(t *testing.T) {
+	env, device := newEnv(t, 2)
+	f := follow(t, env, spec("10mbit"))
+	set := func(text string, replace bool) {
+		t.Helper()
+		bandwidth, err := rates.ParseValue(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Set(t.Context(), config.Change{Bandwidth: &bandwidth, Replace: replace}); err != nil {
+			t.Errorf("set %s: %v", text, err)
+		}
+	}
+	back := func(bandwidth rates.Rate) {
+		t.Helper()
+		f.until("it is attached anew", func() bool { return !f.drift.gone && f.controller != nil })
+		if status := f.enforcing("back"); rates.Rate(status.Bandwidth) != bandwidth {
+			t.Errorf("back with %s, want %s", rates.Rate(status.Bandwidth), bandwidth)
+		}
+	}
+	if err := netlink.LinkDel(device); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the device is gone", func() bool { return f.drift.gone })
+	set("20mbit", false)
+	device = testnet.Veth(t, 2)
+	back(20 * rates.Mbit)
+
+	if err := netlink.LinkDel(device); err != nil {
+		t.Fatal(err)
+	}
+	f.until("the device is gone", func() bool { return f.drift.gone })
+	testnet.Run(t, "ip link add v9 numtxqueues 2 type veth peer name v8")
+	testnet.Run(t, "tc qdisc add dev v9 root handle 77: pfifo limit 7")
+	testnet.Run(t, "ip link set dev v9 name v0")
+	f.until("it cannot be attached", func() bool { return f.drift.returned != nil })
+	status, err := f.Status(t.Context())
+	if err != nil || status.Enforcing || !strings.Contains(status.Reason, "came back, and is not attached") || !strings.Contains(status.Reason, "pfifo") {
+		t.Errorf("enforcing %v (%s), %v", status.Enforcing, status.Reason, err)
+	}
+	set("30mbit", false)
+	set("40mbit", true)
+	back(40 * rates.Mbit)
+}
+
+// TestVMAdoptsByItsOldName: a device that was renamed while no process followed it.
+func TestVMAdoptsByItsOldName(t *testing.T) {
+	env, _ := newEnv(t, 2)
+	s, err := Attach(t.Context(), env, spec("10mbit"))
+	if err == nil {
+		err = s.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	testnet.Run(t, "ip link set dev v0 down")
+	testnet.Run(t, "ip link set dev v0 name v9")
+	s, err = Attach(t.Context(), env, spec("20mbit"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, err := s.Status(t.Context()); err != nil || !s.Adopted() || status.Device != "v9" || rates.Rate(status.Bandwidth) != 20*rates.Mbit {
+		t.Errorf("adopted %v as %s with %s, %v", s.Adopted(), status.Device, rates.Rate(status.Bandwidth), err)
+	}
+	if err := errors.Join(s.Detach(t.Context()), s.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestVMFollowsTheLinkSpeed: a bandwidth in percent is of what the link has now, and of what it had
 // while it is down.
 func TestVMFollowsTheLinkSpeed(t *testing.T) {

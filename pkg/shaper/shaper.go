@@ -124,7 +124,13 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 		return Changed{}, fmt.Errorf("change %s: the record of it in %s is gone; detach it, then attach it again", s.name, s.env.RunDir)
 	}
 	// While this one waited for the lock, another command may have changed the device or detached it.
-	if s.record, err = s.env.readRecord(s.name); err != nil {
+	// Where this process waits for the device it may have no record, and knows all the same.
+	record, err := s.env.readRecord(s.name)
+	recorded := err == nil
+	switch {
+	case recorded:
+		s.record = record
+	case !s.drift.gone || !errors.Is(err, ErrNotAttached):
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, err)
 	}
 	if err := s.refresh(); err != nil {
@@ -133,6 +139,8 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 	switch {
 	case s.old != nil:
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, s.errOtherVersion())
+	case s.device == nil && s.drift.gone:
+		return s.changeAwaited(change, recorded)
 	case s.device == nil || s.datapath == nil:
 		return Changed{}, fmt.Errorf("change %s: %w", s.name, ErrNotAttached)
 	}
@@ -146,6 +154,24 @@ func (s *Shaper) Set(ctx context.Context, change config.Change) (Changed, error)
 	}
 	defer s.nudge() // what is to be done about a drift may be another thing now
 	return s.change(ctx, change)
+}
+
+// changeAwaited notes a change of a device that this process waits for: it comes back changed.
+func (s *Shaper) changeAwaited(change config.Change, recorded bool) (Changed, error) {
+	spec, err := s.record.Spec.Apply(change)
+	if err != nil {
+		return Changed{}, err
+	}
+	cfg, err := s.resolve(spec)
+	if err != nil {
+		return Changed{}, err
+	}
+	s.record.Spec, s.rates = spec, cfg
+	s.nudge() // what kept it from being attached anew may be another thing now
+	if !recorded {
+		return Changed{Spec: spec}, nil
+	}
+	return Changed{Spec: spec}, s.env.writeRecord(s.record)
 }
 
 // change makes a change effective and records it. Either all of it is in force or nothing is.

@@ -95,6 +95,9 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 // problems lists, in words, what keeps the rates from being enforced.
 func (s *Shaper) problems() ([]string, error) {
 	var problems []string
+	if s.device == nil && s.drift.returned != nil {
+		return []string{fmt.Sprintf("the device came back, and is not attached: %v", s.drift.returned)}, nil
+	}
 	if s.device == nil {
 		return []string{"the device is gone"}, nil
 	}
