@@ -33,6 +33,9 @@
 /* A byte of the line that stays idle says so much of what guarantees do not use. */
 #define IDLE_WEIGHT 2
 
+/* A tick of which more than this part stays idle makes the leftover clock stop waiting. */
+#define IDLE_PART 32
+
 /* The part of the line that leftover bookings may always have, and that boosts may take. */
 #define LEFTOVER_FLOOR 128
 #define BOOST_PART     4
@@ -210,13 +213,11 @@ static long line_close_tick(__u32 index, struct closing *closing)
 		if (entitled < 0)
 			entitled = 0;
 	}
-	/* The line has idled: what waits for the leftover may come nearer. */
-	if (rest + lost) {
+	/* The line has idled: what waits for the leftover need not wait longer. */
+	if (rest + lost > tick_bytes / IDLE_PART) {
 		__u64 end = closing->start_ns + ((__u64)(index + 1) << (closing->shift & 63));
 
-		if (closing->leftover_ns > end)
-			closing->leftover_ns -=
-			    (closing->leftover_ns - end) * (rest + lost) / tick_bytes;
+		closing->leftover_ns = earlier_ns(closing->leftover_ns, end);
 	}
 	/* While much of the line idles, less demand than before is believed sooner. */
 	if (entitled < closing->demand && rest + lost > tick_bytes / 4)

@@ -31,6 +31,10 @@ const (
 	// demandTicks bounds what one tick may say about demand.
 	demandTicks = 4
 
+	// leftoverIdlePart: a tick of which more than this part stays idle makes the leftover clock stop
+	// waiting.
+	leftoverIdlePart = 32
+
 	// idleWeight is how much less demand an idle byte stands for.
 	idleWeight = 2
 
@@ -214,9 +218,9 @@ func (l *line) close(n int64) {
 	demand := max(0, min(t.entitled, demandTicks*l.tickBytes)-idleWeight*idle)
 	idle += t.lost
 
-	// The line has idled: what waits for the leftover may come nearer.
-	if ahead := l.leftoverNs - l.startNs(n+1); ahead > 0 {
-		l.leftoverNs -= ahead * idle / l.tickBytes
+	// The line has idled: what waits for the leftover need not wait longer.
+	if idle > l.tickBytes/leftoverIdlePart {
+		l.leftoverNs = min(l.leftoverNs, l.startNs(n+1))
 	}
 	// While much of the line idles, less demand than before is believed sooner.
 	shift := demandShift

@@ -594,8 +594,8 @@ func TestVirtioInstallAndRestore(t *testing.T) {
 		if err := ApplyGSOCap(link, before, 40*rates.Mbit); err != nil {
 			t.Fatal(err)
 		}
-		if now := mustCapture(t, link); now.GSOMaxSizeBytes != 4884 || now.GSOMaxSegments != 3 {
-			t.Errorf("limits are %d bytes and %d segments, want 4884 and 3", now.GSOMaxSizeBytes, now.GSOMaxSegments)
+		if now := mustCapture(t, link); now.GSOMaxSizeBytes != 3384 || now.GSOMaxSegments != 2 {
+			t.Errorf("limits are %d bytes and %d segments, want 3384 and 2", now.GSOMaxSizeBytes, now.GSOMaxSegments)
 		}
 		if err := RestoreGSO(link, before); err != nil {
 			t.Fatal(err)
