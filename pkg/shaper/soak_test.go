@@ -130,7 +130,9 @@ func TestSoak(t *testing.T) {
 	}
 	arrived := float64(arrivedBytes(t, there) - startBytes)
 	t.Logf("%v: %.0f bytes arrived, %.5f of what the bandwidth allowed", changed-started, arrived, arrived/allowed)
-	if math.Abs(arrived-allowed) > allowed/100 {
+	// Between changes the line is full to a tenth of a percent. What is booked before the bandwidth is
+	// raised leaves as booked, so with ten changes a second about 1.1 % of it stays unused.
+	if math.Abs(arrived-allowed) > allowed/50 {
 		t.Errorf("%.0f bytes arrived, the bandwidth allowed %.0f", arrived, allowed)
 	}
 	if got := mapBytes(t); got != maps {
