@@ -9,7 +9,6 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 
 GO      ?= go
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 PREFIX  ?= /usr/local
 
 # The one compiler of the committed BPF objects, with the headers of Debian 12.
@@ -43,7 +42,7 @@ help: ## show this list
 
 .PHONY: build
 build: ## build bin/cakectl; needs Go only
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/cakectl ./cmd/cakectl
+	CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -o bin/cakectl ./cmd/cakectl
 
 .PHONY: install
 install: build ## install the program under PREFIX (/usr/local)
