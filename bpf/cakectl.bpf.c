@@ -261,6 +261,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .lease_bytes = cfg->lease_bytes,
 	    .bytes = bytes,
 	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
+	    .alone = tin_clock->flows >= state->flows,
 	};
 
 	if (ceil > request.guarantee + CEIL_SLACK_NS)

@@ -36,6 +36,9 @@
 /* A tick of which more than this part stays idle makes the leftover clock stop waiting. */
 #define IDLE_PART 32
 
+/* For how long that shows. */
+#define IDLE_MEMORY_TICKS 16
+
 /* The part of the line that leftover bookings may always have, and that boosts may take. */
 #define LEFTOVER_FLOOR 128
 #define BOOST_PART     4
@@ -81,6 +84,8 @@ struct booking_request {
 	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
 	 * of its ceiling. Such a packet is no boost. */
 	__u32 waits;
+	/* Whether no other tin has active flows. */
+	__u32 alone;
 
 	/* The tick of the departure, and when in it. */
 	__u32 tick;
@@ -188,7 +193,7 @@ struct closing {
 	__u32 tick;
 	__u32 tick_bytes;
 	__u32 shift;
-	__u32 pad;
+	__u32 idle_tick;
 };
 
 static long line_close_tick(__u32 index, struct closing *closing)
@@ -218,6 +223,7 @@ static long line_close_tick(__u32 index, struct closing *closing)
 		__u64 end = closing->start_ns + ((__u64)(index + 1) << (closing->shift & 63));
 
 		closing->leftover_ns = earlier_ns(closing->leftover_ns, end);
+		closing->idle_tick = tick;
 	}
 	/* While much of the line idles, less demand than before is believed sooner. */
 	if (entitled < closing->demand && rest + lost > tick_bytes / 4)
@@ -251,6 +257,7 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 	struct closing closing = {
 	    .ticks = ticks,
 	    .leftover_ns = state->leftover_ns,
+	    .idle_tick = state->idle_tick,
 	    .demand = state->demand,
 	    .tick_bytes = tick_bytes,
 	    .shift = shift,
@@ -274,6 +281,7 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 	bpf_loop(passed, line_close_tick, &closing, 0);
 	state->demand = closing.demand;
 	state->leftover_ns = closing.leftover_ns;
+	state->idle_tick = closing.idle_tick;
 
 	__u32 floor = tick_bytes / LEFTOVER_FLOOR + 1;
 	__u32 free = closing.demand + floor < tick_bytes ? tick_bytes - closing.demand : floor;
@@ -503,7 +511,13 @@ __noinline int line_find(struct booking_request *request)
 	 * that has not booked far ahead may be a packet, or a tick, ahead of its guarantee: so
 	 * those that send a packet when another leaves, as TCP does, fill the line without gaps. */
 	__u32 entitled = later_ns(request->guarantee, request->earliest) >> line.shift;
-	__u64 leftover = later_ns(line.state->leftover_ns, allowed);
+	__u64 leftover = allowed;
+	/* Where one tin has the line to itself and the line has idled of late, what guarantees
+	 * leave is the tin's own, and a flow that has not booked far ahead may have it at once. */
+	bool at_once =
+	    shallow && request->alone && line.tick - line.state->idle_tick <= IDLE_MEMORY_TICKS;
+	if (!at_once)
+		leftover = later_ns(line.state->leftover_ns, leftover);
 	__u64 from = request->guarantee;
 	if (shallow) {
 		__u64 lead = later_ns(request->guarantee_cost, 1ULL << line.shift);
@@ -524,8 +538,9 @@ __noinline int line_find(struct booking_request *request)
 						    request->guarantee - leftover);
 			request->guarantee = leftover;
 		}
-		request->leftover_ns =
-		    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
+		if (!at_once)
+			request->leftover_ns =
+			    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
 	}
 	line_place(&line, request, tick);
 	return 0;

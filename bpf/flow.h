@@ -134,12 +134,13 @@ static __always_inline void epoch_roll(struct device_state *state, __u64 now, __
 		__sync_fetch_and_add(&state->epoch, earlier_ns(passed, EPOCHS));
 }
 
-/* Adds to the counts of active flows, of the shard and of its tin. */
+/* Adds to the count of active flows on every level. */
 static __always_inline void shard_add(struct device_state *state, struct shard *shard, __u32 tin,
 				      __s32 flows)
 {
 	__sync_fetch_and_add(&shard->flows, flows);
 	__sync_fetch_and_add(&state->tins[bounded(tin, MAX_TINS)].flows, flows);
+	__sync_fetch_and_add(&state->flows, flows);
 }
 
 /* Brings a shard to the present epoch. Only the CPU whose exchange succeeds does it. */

@@ -282,6 +282,8 @@ struct line_state {
 	__u32 tick;
 	/* No tick before this one has room. */
 	__u32 free_hint;
+	/* The last tick that idled in part. */
+	__u32 idle_tick;
 	/* The tick that the fields here are made for. */
 	__u32 shift;
 	__u32 tick_bytes;
@@ -312,6 +314,8 @@ struct device_state {
 	/* The present epoch, and when it began. */
 	__u64 epoch_start_ns;
 	__u32 epoch;
+	/* Active flows of all tins. */
+	__s32 flows;
 	__u32 active_shards;
 	__u32 sweeping;
 	__u64 events_lost;

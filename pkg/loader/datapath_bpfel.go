@@ -82,15 +82,16 @@ type dataPathDeviceState struct {
 		_                   structs.HostLayout
 		Tick                uint32
 		FreeHint            uint32
+		IdleTick            uint32
 		Shift               uint32
 		TickBytes           uint32
+		_                   [4]byte
 		Demand              int64
 		LeftoverNsPerByteQ8 uint64
 		LeftoverNs          uint64
 		BoostNs             uint64
 		DebtBytes           int64
 	}
-	_    [8]byte
 	Tins [8]struct {
 		_      structs.HostLayout
 		CeilNs uint64
@@ -100,9 +101,9 @@ type dataPathDeviceState struct {
 	}
 	EpochStartNs uint64
 	Epoch        uint32
+	Flows        int32
 	ActiveShards uint32
 	Sweeping     uint32
-	_            [4]byte
 	EventsLost   uint64
 	_            [32]byte
 }

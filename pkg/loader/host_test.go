@@ -167,7 +167,7 @@ func TestIsolationChanges(t *testing.T) {
 		next++
 	})
 	state := in.deviceState()
-	if flows, weight := state.Tins[0].Flows, state.Tins[0].Weight; flows != 9 || weight < flowWeight*19/10 || weight > flowWeight*21/10 {
+	if flows, weight := state.Flows, state.Tins[0].Weight; flows != 9 || weight < flowWeight*19/10 || weight > flowWeight*21/10 {
 		t.Errorf("9 flows of 2 hosts: %d count and weigh %.2f hosts", flows, float64(weight)/flowWeight)
 	}
 	// And nothing is left of either when they stop.

@@ -15,7 +15,7 @@ func (p *Path) Sweep(nowNs int64) {
 	p.rollEpoch(nowNs)
 	for key, s := range p.shards {
 		if s.active && nowNs-s.busyUntilNs >= 2*holdEpochs*p.settings.EpochNs {
-			p.tins[key.tin].flows += s.roll(p.epoch)
+			p.addFlows(&p.tins[key.tin], s.roll(p.epoch))
 			s.active = false
 		}
 	}

@@ -35,6 +35,9 @@ const (
 	// waiting.
 	leftoverIdlePart = 32
 
+	// idleMemoryTicks is for how long that shows.
+	idleMemoryTicks = 16
+
 	// idleWeight is how much less demand an idle byte stands for.
 	idleWeight = 2
 
@@ -81,6 +84,8 @@ type line struct {
 	ticks map[int64]*tick
 	// current is the tick of the latest packet.
 	current int64
+	// idleTick is the last tick that idled in part.
+	idleTick int64
 	// freeHint: no tick before it has room.
 	freeHint int64
 	// madeShift and madeBytes are the tick that the estimates are made for.
@@ -125,6 +130,8 @@ type booking struct {
 	// waits: the flow has packets waiting or is ahead of its guarantee, or the tin is ahead of its
 	// ceiling. Such a packet is no boost.
 	waits bool
+	// alone: no other tin has active flows.
+	alone bool
 
 	tick        int64
 	departureNs int64
@@ -221,6 +228,7 @@ func (l *line) close(n int64) {
 	// The line has idled: what waits for the leftover need not wait longer.
 	if idle > l.tickBytes/leftoverIdlePart {
 		l.leftoverNs = min(l.leftoverNs, l.startNs(n+1))
+		l.idleTick = n
 	}
 	// While much of the line idles, less demand than before is believed sooner.
 	shift := demandShift
@@ -336,7 +344,13 @@ func (l *line) find(b *booking) {
 	// Behind what was booked from the leftover before, unless the guarantee comes first. A flow that
 	// has not booked far ahead may be one packet ahead of its guarantee: so those that send a packet
 	// when another leaves, as TCP does, fill the line without gaps.
-	leftoverNs, fromNs := max(l.leftoverNs, allowedNs), b.guaranteeNs
+	// Where one tin has the line to itself and the line has idled of late, what guarantees leave is the
+	// tin's own, and a flow that has not booked far ahead may have it at once.
+	atOnce := shallow && b.alone && uint32(l.tickOf(b.nowNs)-l.idleTick) <= idleMemoryTicks
+	leftoverNs, fromNs := allowedNs, b.guaranteeNs
+	if !atOnce {
+		leftoverNs = max(leftoverNs, l.leftoverNs)
+	}
 	if shallow {
 		fromNs = max(b.guaranteeNs-max(b.guaranteeCostNs, l.tickNs()), allowedNs)
 	}
@@ -347,7 +361,9 @@ func (l *line) find(b *booking) {
 				b.as = fromLeftover
 				b.gainedNs = max(0, b.guaranteeNs-leftoverNs)
 				b.guaranteeNs -= b.gainedNs
-				b.leftoverNs = leftoverNs + b.bytes*l.leftoverNsPerByteQ8>>8
+				if !atOnce {
+					b.leftoverNs = leftoverNs + b.bytes*l.leftoverNsPerByteQ8>>8
+				}
 			}
 			found(n)
 			return

@@ -54,7 +54,9 @@ type Path struct {
 	tins     []tin
 	// epoch is the present one, epochStartNs when it began.
 	epoch, epochStartNs int64
-	shards              map[cell]*shard
+	// flows is the number of active flows of all tins.
+	flows  int64
+	shards map[cell]*shard
 	// cells are the effective rates that the controller planned.
 	cells map[cell]pace
 	table map[setKey]*flowSet
@@ -182,7 +184,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 	tin, tinSettings := &p.tins[packet.Tin], p.settings.Tins[packet.Tin]
 	shard := p.shard(key)
 	p.rollEpoch(nowNs)
-	tin.flows += shard.roll(p.epoch)
+	p.addFlows(tin, shard.roll(p.epoch))
 	f := p.flow(key, packet.Hash, nowNs)
 	backlogged := f.guaranteeNs > nowNs || f.departureNs > nowNs
 
@@ -195,6 +197,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		earliestNs:         max(f.departureNs, nowNs),
 		leftoverEarliestNs: int64(tin.ceil),
 		waits:              backlogged || int64(tin.ceil) > nowNs+ceilSlackNs,
+		alone:              tin.flows >= p.flows,
 	}
 	if f.departureNs > nowNs && f.guaranteeNs < nowNs {
 		b.passedNs = nowNs - f.guaranteeNs
@@ -221,6 +224,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 		}
 		if shard.count(f, untilNs, p.epochStartNs, p.settings.EpochNs) {
 			tin.flows++
+			p.flows++
 		}
 		shard.note(untilNs)
 	}
@@ -317,6 +321,11 @@ func (p *Path) flowCostNs(f *flow, s *shard, key cell, bytes int64) int64 {
 		costNs = max(costNs, paceOf(p.settings.Bandwidth).costNs(bytes)*tinFlows)
 	}
 	return costNs
+}
+
+func (p *Path) addFlows(t *tin, flows int64) {
+	t.flows += flows
+	p.flows += flows
 }
 
 func (p *Path) shard(key cell) *shard {

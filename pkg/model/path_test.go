@@ -270,21 +270,21 @@ func TestOnlyBackloggedFlowsCount(t *testing.T) {
 			p.Enqueue(nowNs+int64(i), Packet{Hash: hashOf(i), Bytes: 80, Segments: 1})
 		}
 	}
-	if p.tins[0].flows != 0 {
-		t.Errorf("%d flows count beside trickles, want 0", p.tins[0].flows)
+	if p.flows != 0 {
+		t.Errorf("%d flows count beside trickles, want 0", p.flows)
 	}
 	nowNs += 100
 	departureNs := int64(0)
 	for range 200 {
 		departureNs = p.Enqueue(nowNs, Packet{Hash: hashOf(99), Bytes: fullPacket, Segments: 1}).DepartureNs
 	}
-	if p.tins[0].flows != 1 {
-		t.Errorf("%d flows count with one backlogged, want 1", p.tins[0].flows)
+	if p.flows != 1 {
+		t.Errorf("%d flows count with one backlogged, want 1", p.flows)
 	}
 	// It counts while its packets wait. It has not counted before, so it does not count after that.
 	countAt := func(nowNs int64) int64 {
 		p.Enqueue(nowNs, Packet{Hash: hashOf(1), Bytes: 80, Segments: 1})
-		return p.tins[0].flows
+		return p.flows
 	}
 	if flows := countAt(departureNs - 1); flows != 1 {
 		t.Errorf("%d flows count before the last departure, want 1", flows)
@@ -309,7 +309,7 @@ func TestFlowIsHeldAsLongAsItLasted(t *testing.T) {
 				}
 			}
 			p.Enqueue(departureNs+epochs*epochNs, Packet{Hash: hashOf(2), Bytes: 80, Segments: 1})
-			return p.tins[0].flows
+			return p.flows
 		}
 		held := min(lasted, holdEpochs)
 		if flows := countAfter(held); flows != 1 && held > 0 {
@@ -330,8 +330,8 @@ func TestWaitingFlowCountsThroughSilence(t *testing.T) {
 	for p.Enqueue(nowNs, waits).DepartureNs < nowNs+50*p.settings.EpochNs {
 	}
 	p.Enqueue(nowNs+49*p.settings.EpochNs, Packet{Hash: hashOf(2), Bytes: 80, Segments: 1})
-	if p.tins[0].flows != 1 {
-		t.Errorf("%d flows count after 49 epochs of silence with one waiting, want 1", p.tins[0].flows)
+	if p.flows != 1 {
+		t.Errorf("%d flows count after 49 epochs of silence with one waiting, want 1", p.flows)
 	}
 }
 
