@@ -77,7 +77,7 @@ func TestAttachServesUntilASignal(t *testing.T) {
 	daemon := s.attach("--bandwidth", "200mbit", "--tin", "bulk=ceil:10%")
 	wantContains(t, daemon.stdout.String(),
 		"lo: 200mbit, diffserv4, split by flows, 4 transmit queues by tcx under mq\n",
-		"guaranteed best_effort 200mbit, bulk 12.5mbit (at most 20mbit), video 100mbit, voice 50mbit\n",
+		"guaranteed best_effort the rest, bulk 12.5mbit (at most 20mbit), video 100mbit, voice 50mbit\n",
 		"lo: metrics on http://127.0.0.1:", "lo: Ctrl-C detaches it\n")
 	s.wantLeft("lo.sock", "lo.sock.lock")
 

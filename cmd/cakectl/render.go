@@ -34,6 +34,9 @@ func shapedTo(s api.Status) string {
 	if s.Isolation != "" && s.Isolation != string(config.IsolateFlows) {
 		text += ", isolation " + s.Isolation
 	}
+	if s.WholeGSO {
+		text += ", whole GSO"
+	}
 	if s.Attach == "" { // not attached
 		return text
 	}
@@ -63,6 +66,9 @@ func tinRates(s api.Status) string {
 	parts := make([]string, 0, len(s.Tins))
 	for _, tin := range s.Tins {
 		part := tin.Name + " " + bits(tin.Rate)
+		if tin.Rate >= s.Bandwidth && len(s.Tins) > 1 { // its threshold is no bound
+			part = tin.Name + " the rest"
+		}
 		if tin.Ceil < s.Bandwidth {
 			part += " (at most " + bits(tin.Ceil) + ")"
 		}

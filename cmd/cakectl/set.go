@@ -69,6 +69,9 @@ func (a *app) applyChange(ctx context.Context, d api.Device, change config.Chang
 	}
 	a.say("%s: %s", status.Device, shapedTo(status))
 	a.say("%s: %s", status.Device, tinRates(status))
+	if classes := classes(status.Classes); classes != "" {
+		a.say("%s: classes: %s", status.Device, classes)
+	}
 	a.say("%s: effective rates written: %d", status.Device, changed.RateWrites)
 	return nil
 }

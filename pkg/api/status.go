@@ -31,6 +31,8 @@ type Status struct {
 	RootQdisc string `json:"root_qdisc"`
 	// Framing is what the line adds to a packet: rates and byte counts hold with it.
 	Framing framing.Framing `json:"framing"`
+	// WholeGSO tells that super-packets are as large as the device takes them.
+	WholeGSO bool `json:"whole_gso"`
 	// Classes are what decides about a packet's tin beside the preset.
 	Classes Classes `json:"classes"`
 	Queues  Queues  `json:"queues"`

@@ -30,6 +30,7 @@ func TestStatusJSON(t *testing.T) {
     "mpu_bytes": 0,
     "cells": "ptm"
   },
+  "whole_gso": false,
   "classes": {
     "map": [
       "dscp:46=voice"

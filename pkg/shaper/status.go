@@ -36,6 +36,7 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		Isolation: string(cmp.Or(s.record.Spec.Isolation, config.IsolateFlows)),
 		Flows:     s.record.Spec.Flows,
 		Framing:   s.record.Spec.Framing,
+		WholeGSO:  s.record.Spec.WholeGSO,
 		Classes: api.Classes{
 			Map:        append([]tins.Rule{}, s.record.Spec.Map...),
 			FwmarkMask: s.record.Spec.FwmarkMask,
