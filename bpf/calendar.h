@@ -464,10 +464,10 @@ static __always_inline bool line_boosts(const struct line_state *state,
 	return true;
 }
 
-/* The part of bytes that a flow's guarantee would have served in the time that a booking from the
- * leftover was ahead of it: all of a packet less what it gained.
+/* Of a packet that the leftover serves so much earlier than the guarantee would: the bytes that the
+ * guarantee would have served meanwhile.
  */
-static __always_inline __u32 part_of(__u32 bytes, __u64 cost, __u64 gained)
+static __always_inline __u32 unserved_bytes(__u32 bytes, __u64 cost, __u64 gained)
 {
 	return gained < cost ? bytes * (cost - gained) / cost : 0;
 }
@@ -534,8 +534,8 @@ __noinline int line_find(struct booking_request *request)
 		leftover = later_ns(leftover, tick_start(&line, tick));
 		request->booking = BOOKED_FROM_LEFTOVER;
 		if (leftover < request->guarantee) {
-			request->unserved = part_of(request->bytes, request->guarantee_cost,
-						    request->guarantee - leftover);
+			request->unserved = unserved_bytes(request->bytes, request->guarantee_cost,
+							   request->guarantee - leftover);
 			request->guarantee = leftover;
 		}
 		if (!at_once)

@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/doctor"
+	"github.com/cakectl/cakectl/pkg/qdisc"
 	"github.com/cakectl/cakectl/pkg/shaper"
 )
 
@@ -157,27 +159,10 @@ func runScripts(t *testing.T, dir string) {
 	})
 }
 
-// hasFQ tries whether the kernel has fq, on a device in a namespace of its own.
 func hasFQ(t *testing.T) bool {
 	t.Helper()
-	tried := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and let the thread and its namespace end with the goroutine
-		tried <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-				return err
-			}
-			lo, err := netlink.LinkByName("lo")
-			if err != nil {
-				return err
-			}
-			return netlink.QdiscAdd(netlink.NewFq(netlink.QdiscAttrs{
-				LinkIndex: lo.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
-			}))
-		}()
-	}()
-	err := <-tried
-	if err != nil && !errors.Is(err, unix.ENOENT) {
+	err := doctor.TryFQ()
+	if err != nil && !errors.Is(err, qdisc.ErrNoFQ) {
 		t.Fatalf("try fq: %v", err)
 	}
 	return err == nil

@@ -43,7 +43,7 @@ func LookAtHost(bpffs string, missingCapabilities []string) (Host, error) {
 		Kernel:              unix.ByteSliceToString(uname.Release[:]),
 		MissingCapabilities: missingCapabilities,
 		BPFFS:               bpffs,
-		FQ:                  tryFQ(),
+		FQ:                  TryFQ(),
 		JIT:                 true,
 	}
 	if types, err := btf.LoadKernelSpec(); err == nil {
@@ -60,9 +60,10 @@ func LookAtHost(bpffs string, missingCapabilities []string) (Host, error) {
 	return host, nil
 }
 
-// tryFQ gives the loopback device of a network namespace of its own an fq. The thread that is in
-// there ends with its goroutine, and the namespace with the thread.
-func tryFQ() error {
+// TryFQ is [qdisc.ErrNoFQ] where the kernel has no fq, and nil where nobody may try. It gives the loopback
+// device of a network namespace of its own an fq. The thread that is in there ends with its goroutine,
+// and the namespace with the thread.
+func TryFQ() error {
 	tried := make(chan error)
 	go func() {
 		runtime.LockOSThread()

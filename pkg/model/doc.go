@@ -34,7 +34,8 @@
 //   - Leftover. Room further out is for those who will come with a guarantee, as far as they will
 //     come. How much they take is the mean demand of the last 64 ticks; what it leaves is the rate of
 //     the leftover clock. A packet that this clock, with room there, lets leave before its guarantee
-//     does so.
+//     does so. Where one tin has the line to itself and the line has idled within 16 ticks, a flow
+//     that has not booked far ahead need not wait for that clock.
 //   - Guarantee. The first room at or after the flow's guarantee clock. A flow that has not booked far
 //     ahead may be a packet, or a tick, ahead of that: TCP sends a packet when another leaves, and
 //     would otherwise leave gaps between those of its flows, which others would fill.
@@ -58,8 +59,8 @@
 // send less, so less would be kept free for them; and what equal UDP senders once took from the
 // leftover they would keep, some more and some less. What stays idle says the opposite: while more
 // than a quarter of a tick does, less demand is believed eight times as soon, and the leftover clock
-// moves up by the idle part of each tick, so that flows which stop are soon replaced. The leftover
-// clock never gets less than 1/128 of the line.
+// stops waiting at the end of a tick of which more than 1/32 does, so that flows which stop are soon
+// replaced. The leftover clock never gets less than 1/128 of the line.
 //
 // A flow may fall two ticks and the time of a packet behind its guarantee and gets that back; what
 // it loses beyond that is demand, and gone.
