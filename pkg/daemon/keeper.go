@@ -47,6 +47,7 @@ type keeper struct {
 	wanted  config.Spec
 	device  *Device       // nil while it is not attached
 	problem error         // why it is not
+	failure error         // why the last attempt failed; nil where none did since it was there
 	changed chan struct{} // closed and replaced when one of those changes
 	gone    bool          // a client has detached it, or the file has it no more
 	held    chan struct{} // closed: nothing is being done to the device; nil: nothing was
@@ -173,8 +174,21 @@ func (k *keeper) put(device *Device, problem error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.device, k.problem = device, problem
+	if !errors.Is(problem, errAttaching) {
+		k.failure = problem
+	}
 	close(k.changed)
 	k.changed = make(chan struct{})
+}
+
+// state is the device, or why there is none: while it is tried again, why that failed before.
+func (k *keeper) state() (*Device, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if errors.Is(k.problem, errAttaching) && k.failure != nil && !errors.Is(k.failure, errWaiting) {
+		return k.device, k.failure
+	}
+	return k.device, k.problem
 }
 
 func (k *keeper) spec() config.Spec {
@@ -281,12 +295,11 @@ func answerOf(err error) *api.Error { return &api.Error{Kind: KindOf(err), Messa
 
 // Status is that of the device, or says why there is none.
 func (k *keeper) Status(ctx context.Context) (api.Status, error) {
-	k.mu.Lock()
-	device, problem, spec := k.device, k.problem, k.wanted
-	k.mu.Unlock()
+	device, problem := k.state()
 	if device != nil {
 		return device.Status(ctx)
 	}
+	spec := k.spec()
 	status := api.Status{
 		Device: k.name, Reason: fmt.Sprintf("not attached: %v", problem),
 		Diffserv: string(spec.Preset), Split: string(spec.Split), Isolation: string(spec.Isolation), Flows: spec.Flows, Tins: []api.Tin{}, Daemon: os.Getpid(),
@@ -299,9 +312,7 @@ func (k *keeper) Status(ctx context.Context) (api.Status, error) {
 
 // Set is for clients.
 func (k *keeper) Set(ctx context.Context, change config.Change) (api.Changed, error) {
-	k.mu.Lock()
-	device, problem := k.device, k.problem
-	k.mu.Unlock()
+	device, problem := k.state()
 	if device == nil {
 		return api.Changed{}, &api.Error{Kind: api.KindBusy, Message: fmt.Sprintf("change %s: not attached: %v", k.name, problem)}
 	}
