@@ -58,6 +58,9 @@ ends.`,
 			if request.device, err = findDevice(args[0]); err != nil {
 				return err
 			}
+			if request.dryRun {
+				return a.dryRun(cmd.Context(), request)
+			}
 			return a.attach(cmd.Context(), request)
 		},
 	}
@@ -85,6 +88,7 @@ type request struct {
 	preset tins.Preset // "" if not given
 
 	metricsAddress        string
+	metricsGiven          bool
 	keep, replace, dryRun bool
 	checkQueues           bool
 	flows                 int // 0 if not given
@@ -94,6 +98,7 @@ type request struct {
 
 func (f *attachFlags) request(cmd *cobra.Command) (r request, err error) {
 	r = request{metricsAddress: f.metrics, keep: f.keep, replace: f.replace, dryRun: f.dryRun, checkQueues: f.checkQueues, flows: f.flows}
+	r.metricsGiven = cmd.Flags().Changed("metrics")
 	if r.change, err = f.change(cmd); err != nil {
 		return r, err
 	}
@@ -127,7 +132,7 @@ func (r request) spec(found *config.Spec) (config.Spec, error) {
 	if r.preset != "" {
 		base.Preset = r.preset
 	}
-	base.MetricsAddress, base.Keep, base.Replace, base.DryRun = r.metricsAddress, r.keep, r.replace, r.dryRun
+	base.MetricsAddress, base.Keep, base.Replace = r.metricsAddress, r.keep, r.replace
 	base.CheckQueues = r.checkQueues
 	base.Flows = cmp.Or(r.flows, base.Flows)
 	spec, err := base.Apply(r.change)
@@ -177,7 +182,7 @@ const claimTries = 20
 func (a *app) attach(ctx context.Context, r request) error {
 	for try := 1; ; try++ {
 		err := a.attachThroughDaemon(ctx, r)
-		if errors.Is(err, api.ErrNoDaemon) && !r.dryRun {
+		if errors.Is(err, api.ErrNoDaemon) {
 			err = a.attachThroughServe(ctx, r)
 		}
 		if !errors.Is(err, api.ErrNoDaemon) {
@@ -198,30 +203,35 @@ func (a *app) attach(ctx context.Context, r request) error {
 // attachThroughDaemon hands the request to the daemon of the device. It returns [api.ErrNoDaemon]
 // if there is none.
 func (a *app) attachThroughDaemon(ctx context.Context, r request) error {
-	recorded, err := a.shapers.Recorded(r.device)
+	client, status, err := a.daemonOf(ctx, r)
 	if err != nil {
 		return err
-	}
-	if pid := a.shapers.Stopped(recorded); pid != 0 {
-		return prefix("attach", r.device, fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid))
-	}
-	client := api.NewClient(a.env.RunDir, recorded)
-	status, err := client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.checkFixed(tins.Preset(status.Diffserv), status.Flows); err != nil {
-		return prefix("attach", r.device, err)
-	}
-	if r.dryRun {
-		a.say("%s: is attached and served by process %d, which would be handed the change", r.device, status.Daemon)
-		return nil
 	}
 	a.say("%s: is attached and served by process %d; handing it the change", r.device, status.Daemon)
 	if len(r.processFlags) > 0 {
 		a.say("%s: %s of that process stays as it is", r.device, strings.Join(r.processFlags, " and "))
 	}
 	return a.applyChange(ctx, client, r.change)
+}
+
+// daemonOf finds the daemon of the device that a request is for, and sees whether it could grant it.
+func (a *app) daemonOf(ctx context.Context, r request) (*api.Client, api.Status, error) {
+	recorded, err := a.shapers.Recorded(r.device)
+	if err != nil {
+		return nil, api.Status{}, err
+	}
+	if pid := a.shapers.Stopped(recorded); pid != 0 {
+		return nil, api.Status{}, prefix("attach", r.device, fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid))
+	}
+	client := api.NewClient(a.env.RunDir, recorded)
+	status, err := client.Status(ctx)
+	if err != nil {
+		return nil, api.Status{}, err
+	}
+	if err := r.checkFixed(tins.Preset(status.Diffserv), status.Flows); err != nil {
+		return nil, api.Status{}, prefix("attach", r.device, err)
+	}
+	return client, status, nil
 }
 
 // attachThroughServe hands the device to the daemon of many. It returns [api.ErrNoDaemon] if there is
@@ -268,9 +278,6 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	if err != nil {
 		return prefix("attach", r.device, err)
 	}
-	if r.dryRun {
-		return a.printPlan(ctx, spec)
-	}
 	if err := requireCapabilities("attach", r.device); err != nil {
 		return err
 	}
@@ -283,9 +290,9 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
-	metricsListener, err := listenForMetrics(spec.MetricsAddress, "--metrics ADDR")
+	metricsListener, err := a.listenForMetricsOf(r)
 	if err != nil {
-		return prefix("attach", r.device, err)
+		return err
 	}
 	device, err := a.shapers.Attach(ctx, spec)
 	if err != nil {
@@ -310,16 +317,18 @@ func (a *app) attachedSpec(device string) (*config.Spec, error) {
 	return &spec, s.Close()
 }
 
-func (a *app) printPlan(ctx context.Context, spec config.Spec) error {
-	plan, err := a.shapers.Plan(ctx, spec)
+// listenForMetricsOf is [listenForMetrics] for one device. It is shaped without metrics where another
+// process, such as the attach of another device, has the address that nobody asked for.
+func (a *app) listenForMetricsOf(r request) (net.Listener, error) {
+	listener, err := listenForMetrics(r.metricsAddress, "--metrics ADDR")
+	if errors.Is(err, unix.EADDRINUSE) && !r.metricsGiven {
+		a.complain("%s: no metrics: another process has %s; --metrics ADDR serves them elsewhere, and cakectl serve those of many devices in one place", r.device, r.metricsAddress)
+		return nil, nil
+	}
 	if err != nil {
-		return err
+		return nil, prefix("attach", r.device, err)
 	}
-	a.say("%s: would", spec.Device)
-	for _, step := range plan {
-		a.say("  %s", step)
-	}
-	return nil
+	return listener, nil
 }
 
 // listenForMetrics takes the address before a device is touched; nil is none. The setting is what the
@@ -331,7 +340,7 @@ func listenForMetrics(address, setting string) (net.Listener, error) {
 	listener, err := net.Listen("tcp", address)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return nil, fmt.Errorf("serve metrics on %s: another process has that address; give another one, or none, as %s", address, setting)
+		return nil, fmt.Errorf("serve metrics on %s: %w: another process has that address; give another one, or none, as %s", address, unix.EADDRINUSE, setting)
 	case err != nil:
 		return nil, fmt.Errorf("serve metrics: %w; give another address, or none, as %s", err, setting)
 	}

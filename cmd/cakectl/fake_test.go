@@ -119,8 +119,8 @@ func (h *fakeHost) Await(ctx context.Context, device string) error {
 	}
 }
 
-func (h *fakeHost) Plan(context.Context, config.Spec) ([]string, error) {
-	return []string{"do something"}, nil
+func (h *fakeHost) Plan(context.Context, config.Spec) (shaper.Preview, error) {
+	return shaper.Preview{Found: "as it is", Steps: []string{"do something"}}, nil
 }
 
 func (h *fakeHost) Open(device string) (daemon.Shaped, error) {

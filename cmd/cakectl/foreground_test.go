@@ -17,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -336,7 +337,7 @@ func TestMetricsAddressThatIsTaken(t *testing.T) {
 	s := newShell(t)
 	_, stderr := s.run(exitFailed, "attach", "lo", "--bandwidth", "1gbit", "--metrics", taken.Addr().String())
 	wantContains(t, stderr, "cakectl: attach lo: serve metrics on "+taken.Addr().String()+
-		": another process has that address; give another one, or none, as --metrics ADDR\n")
+		": address already in use: another process has that address; give another one, or none, as --metrics ADDR\n")
 	wantCalls(t, s.host)
 	s.wantLeft()
 }
@@ -399,4 +400,39 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%v: %s, want %s", test.err, got, test.kind)
 		}
 	}
+}
+
+// The address that nobody asked for is worth no attach.
+func TestDefaultMetricsAddressThatIsTaken(t *testing.T) {
+	if taken, err := net.Listen("tcp", config.DefaultMetricsAddress); err == nil { // else somebody has it already
+		defer taken.Close()
+	}
+	s := newShell(t)
+	daemon := s.start("attach", "lo", "--bandwidth", "1gbit")
+	for !strings.Contains(daemon.stdout.String(), "Ctrl-C") {
+		time.Sleep(time.Millisecond)
+	}
+	wantContains(t, daemon.stderr.String(), "cakectl: lo: no metrics: another process has "+config.DefaultMetricsAddress+"; --metrics ADDR serves them elsewhere")
+	if strings.Contains(daemon.stdout.String(), "metrics on") {
+		t.Errorf("stdout: %s", &daemon.stdout)
+	}
+	daemon.signal(interrupted{syscall.SIGINT})
+	s.ends(daemon, exitDone)
+	wantCalls(t, s.host, "attach lo adopt=false", "detach lo")
+}
+
+func TestDryRunOfAServedDevice(t *testing.T) {
+	s := newShell(t)
+	daemon := s.attach("--bandwidth", "200mbit")
+	stdout, _ := s.run(exitDone, "attach", "lo", "--bandwidth", "300mbit", "--tin", "voice=ceil:10%", "--dry-run")
+	wantContains(t, stdout, "which would be handed the change: bandwidth 200mbit -> 300mbit, voice ceil none -> 10%\n")
+	stdout, _ = s.run(exitDone, "attach", "lo", "--dry-run")
+	wantContains(t, stdout, "nothing would change\n")
+	_, stderr := s.run(exitInvalid, "attach", "lo", "--tin", "voice=rate:300mbit", "--dry-run")
+	wantContains(t, stderr, "cakectl: attach lo: tin voice: rate 300mbit is above the bandwidth of 200mbit\n")
+	_, stderr = s.run(exitInvalid, "attach", "lo", "--isolation", "hosts", "--dry-run")
+	wantContains(t, stderr, "that cannot change under traffic")
+	daemon.signal(interrupted{syscall.SIGINT})
+	s.ends(daemon, exitDone)
+	wantCalls(t, s.host, "attach lo adopt=false", "detach lo")
 }

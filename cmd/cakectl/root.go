@@ -71,10 +71,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 		a.complain("%v: %v", signal, err)
 		return signal.exitStatus()
 	}
-	if missing := missingCapabilities(); errors.Is(err, fs.ErrPermission) && len(missing) > 0 {
-		err = fmt.Errorf("%w (missing %s; run it as root)", err, strings.Join(missing, ", "))
-	}
+	missing := missingCapabilities()
 	for _, mistake := range mistakes(err) {
+		if errors.Is(mistake, fs.ErrPermission) && len(missing) > 0 {
+			mistake = fmt.Errorf("%w (missing %s; run it as root)", mistake, strings.Join(missing, ", "))
+		}
 		a.complain("%v", mistake)
 	}
 	switch daemon.KindOf(err) {
@@ -87,8 +88,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 	}
 }
 
-// mistakes are the errors in a configuration file, which are told one a line. Every other error is one.
+// mistakes are the errors in a configuration file, or why an attach would fail, which are told one a line.
+// Every other error is one.
 func mistakes(err error) []error {
+	if all, ok := err.(refusals); ok {
+		return all
+	}
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return []error{err}

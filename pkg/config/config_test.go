@@ -429,10 +429,10 @@ func TestChangeEmpty(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	full := spec(t, "50%", "voice=rate:2gbit,ceil:50%", "bulk=rate:default,ceil:none")
-	full.Keep, full.Replace, full.DryRun = true, true, true
+	full.Keep, full.Replace = true, true
 	const want = `{"device":"eth0","bandwidth":"50%","preset":"diffserv4","tins":[` +
 		`{"name":"voice","rate":"2gbit","ceil":"50%"},{"name":"bulk","rate_default":true,"ceil_none":true}],` +
-		`"split":"flows","isolation":"flows","rtt_ns":100000000,"metrics_address":"127.0.0.1:9750","keep":true,"replace":true,"dry_run":true}`
+		`"split":"flows","isolation":"flows","rtt_ns":100000000,"metrics_address":"127.0.0.1:9750","keep":true,"replace":true}`
 	encoded, err := json.Marshal(full)
 	if err != nil || string(encoded) != want {
 		t.Errorf("marshal = %s, %v\nwant      %s", encoded, err, want)

@@ -70,8 +70,6 @@ type Spec struct {
 	// FromFile tells that the device is in the configuration file of a daemon: when it is not any
 	// more, it is detached.
 	FromFile bool `json:"from_file,omitempty"`
-	// DryRun only says what would be done.
-	DryRun bool `json:"dry_run,omitempty"`
 }
 
 // OnDrift is what to do when others change what cakectl put on a device.

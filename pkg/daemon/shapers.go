@@ -19,7 +19,8 @@ import (
 // Shapers is package shaper as daemons and commands use it.
 type Shapers interface {
 	Attach(ctx context.Context, spec config.Spec) (Shaped, error)
-	Plan(ctx context.Context, spec config.Spec) ([]string, error)
+	// Plan says what Attach would do.
+	Plan(ctx context.Context, spec config.Spec) (shaper.Preview, error)
 	// Open returns shaper.ErrNotAttached where there is nothing.
 	Open(device string) (Shaped, error)
 	List() ([]string, error)
@@ -57,7 +58,7 @@ func (k kernel) Attach(ctx context.Context, spec config.Spec) (Shaped, error) {
 	return kernelDevice{s}, nil
 }
 
-func (k kernel) Plan(ctx context.Context, spec config.Spec) ([]string, error) {
+func (k kernel) Plan(ctx context.Context, spec config.Spec) (shaper.Preview, error) {
 	return shaper.Plan(ctx, k.env, spec)
 }
 

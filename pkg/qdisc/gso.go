@@ -84,6 +84,12 @@ func capped(current netlink.Link, found Journal, bandwidth rates.Rate) gsoLimits
 	}
 }
 
+// PlanGSO tells the limits that [ApplyGSOCap] would leave the device with, and whether it has them.
+func PlanGSO(link netlink.Link, found Journal, bandwidth rates.Rate) (sizeBytes, segments uint32, inPlace bool) {
+	a, want := link.Attrs(), capped(link, found, bandwidth)
+	return want.sizeBytes, want.segments, gsoLimits{a.GSOMaxSize, a.GSOMaxSegs, a.GSOIPv4MaxSize} == want
+}
+
 // VerifyGSO says in words which limits of the device are above those that [ApplyGSOCap] sets; empty
 // means none. Lower ones, as a driver may choose, are as good.
 func VerifyGSO(link netlink.Link, found Journal, bandwidth rates.Rate) (problems []string) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,8 +64,8 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 	if err := env.prepare(); err != nil {
 		return nil, err
 	}
-	if spec.Keep && env.pinsVanish() {
-		return nil, fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(env.BPFFS))
+	if err := env.checkKeep(spec); err != nil {
+		return nil, err
 	}
 	device, err := env.find(spec.Device)
 	if err != nil {
@@ -242,12 +241,6 @@ func changeFrom(from, to config.Spec) (config.Change, error) {
 	return change, err
 }
 
-// The steps that a dry run says more about.
-const (
-	stepDataPath = "load the data path"
-	stepQdiscs   = "put mq and fq in place"
-)
-
 // step is one part of an attach. Its work may be done already.
 type step struct {
 	name string
@@ -258,8 +251,8 @@ type step struct {
 func (s *Shaper) steps() []step {
 	return []step{
 		{"record what the device looks like", func(context.Context) error { return s.env.writeRecord(s.record) }},
-		{stepDataPath, s.loadDataPath},
-		{stepQdiscs, s.installQdiscs},
+		{"load the data path", s.loadDataPath},
+		{"put mq and fq in place", s.installQdiscs},
 		{"cap GSO by the rate", s.capGSO},
 		{"attach the program", s.attachProgram},
 		{"plan the rates", s.startController},

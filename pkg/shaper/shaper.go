@@ -9,8 +9,6 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/cakectl/cakectl/pkg/config"
 	"github.com/cakectl/cakectl/pkg/control"
 	"github.com/cakectl/cakectl/pkg/loader"
@@ -253,40 +251,4 @@ func (s *Shaper) teardown(ctx context.Context) error {
 		return fmt.Errorf("detach %s: %w", s.name, err)
 	}
 	return s.env.removeRecord(s.name)
-}
-
-// Plan says in words what Attach would do. It touches nothing.
-func Plan(_ context.Context, env Env, spec config.Spec) ([]string, error) {
-	device, err := netlink.LinkByName(spec.Device)
-	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
-	}
-	s, err := newShaper(env, device, spec)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.sizeFQ(); err != nil {
-		return nil, err
-	}
-	qdiscs, err := qdisc.Plan(device, s.qdiscs())
-	if err != nil {
-		return nil, err
-	}
-	var plan []string
-	for _, step := range s.steps() {
-		plan = append(plan, step.name)
-		if step.name == stepDataPath {
-			options := s.loaderOptions()
-			plan = append(plan, fmt.Sprintf("  with room for %d flows a queue and tin: %.1f MB for %d queues and %d tins", options.Flows, float64(options.FlowTableBytes())/1e6, options.Queues, options.Tins))
-			if line := spec.Framing.String(); line != "" {
-				plan = append(plan, fmt.Sprintf("  count with what the line adds (%s)", line))
-			}
-		}
-		if step.name == stepQdiscs {
-			for _, line := range qdiscs {
-				plan = append(plan, "  "+line)
-			}
-		}
-	}
-	return plan, nil
 }
