@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -127,6 +128,33 @@ func TestServeAdopts(t *testing.T) {
 	wantContains(t, stdout, "dev0 ", "hand0 ")
 	_, stderr := s.run(exitFailed, "serve", "-c", s.file("dev0: {bandwidth: 2gbit}"))
 	wantContains(t, stderr, "cakectl: serve: another cakectl serve is running: hand it the file with cakectl apply\n")
+}
+
+// While it is adopted, a device is told of as the kernel has it.
+func TestServeTellsOfWhatItAdopts(t *testing.T) {
+	s := newShell(t)
+	s.host.attachSpec("dev0", rates.Gbit)
+	stuck := make(chan struct{})
+	s.host.attaching = func(context.Context) error { <-stuck; return nil }
+	serve := s.start("serve", "-c", s.file("dev0: {bandwidth: 2gbit}", "new0: {bandwidth: 2gbit}"))
+	s.prints(serve, "metrics on ")
+	for device, want := range map[string]api.Status{
+		"dev0": {Device: "dev0", Enforcing: true, Bandwidth: api.BitsPerSec(rates.Gbit)},
+		"new0": {Device: "new0", Reason: "not attached: it is being attached", Bandwidth: api.BitsPerSec(2 * rates.Gbit)},
+	} {
+		got, err := api.NewClient(s.runDir, device).Status(t.Context())
+		for ; err != nil; got, err = api.NewClient(s.runDir, device).Status(t.Context()) { // no daemon yet
+			time.Sleep(time.Millisecond)
+		}
+		got = api.Status{Device: got.Device, Enforcing: got.Enforcing, Reason: got.Reason, Bandwidth: got.Bandwidth}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("status of %s (-want +got):\n%s", device, diff)
+		}
+	}
+	close(stuck)
+	s.prints(serve, "serving 2 devices")
+	serve.signal(interrupted{syscall.SIGTERM})
+	s.ends(serve, exitDone)
 }
 
 func TestReload(t *testing.T) {

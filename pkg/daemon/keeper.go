@@ -299,6 +299,12 @@ func (k *keeper) Status(ctx context.Context) (api.Status, error) {
 	if device != nil {
 		return device.Status(ctx)
 	}
+	if errors.Is(problem, errAttaching) {
+		// One that is being adopted is shaped all the while.
+		if status, err := k.kernelStatus(ctx); err == nil && status.Enforcing {
+			return status, nil
+		}
+	}
 	spec := k.spec()
 	status := api.Status{
 		Device: k.name, Reason: fmt.Sprintf("not attached: %v", problem),
@@ -308,6 +314,16 @@ func (k *keeper) Status(ctx context.Context) (api.Status, error) {
 		status.Bandwidth = api.BitsPerSec(cfg.Bandwidth)
 	}
 	return status, nil
+}
+
+// kernelStatus is that of what an earlier process left in the kernel.
+func (k *keeper) kernelStatus(ctx context.Context) (status api.Status, err error) {
+	s, err := k.shapers.Open(k.name)
+	if err != nil {
+		return api.Status{}, err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	return s.Status(ctx)
 }
 
 // Set is for clients.
