@@ -124,6 +124,11 @@ func (f *changeFlags) lineChange(given func(flag string) bool, change *config.Ch
 		}
 		change.MPUBytes = &bytes
 	}
+	for flag, on := range map[string]bool{"atm": f.atm, "ptm": f.ptm, "noatm": f.noATM} {
+		if given(flag) && !on {
+			return invalid("--%s=false says nothing: a line is one of --atm, --ptm and --noatm, which is neither", flag)
+		}
+	}
 	for cells, given := range map[framing.Cells]bool{framing.ATM: f.atm, framing.PTM: f.ptm, framing.None: f.noATM} {
 		switch {
 		case !given:

@@ -21,9 +21,12 @@ func (a *app) setCommand() *cobra.Command {
 		Short: "Change the rates of an attached device while traffic flows",
 		Long: `Change what an attached device is shaped to. It takes effect with the next packet; no
 packet is lost or reordered by it. What is not given stays as it is; --overhead says all
-about the line, so what is said of it beside that and not given goes.`,
+about the line, so what is said of it beside that and not given goes.
+
+What a flag without a value switches on, =false switches off: --wash=false.`,
 		Example: `  cakectl set eth0 --bandwidth 1gbit
   cakectl set eth0 --overhead pppoe-ptm,ether-vlan
+  cakectl set eth0 --overhead raw --wash=false --map none
   cakectl set eth0 --tin bulk=ceil:10% --tin voice=rate:default`,
 		Args:              oneDevice,
 		ValidArgsFunction: a.completeAttached,

@@ -75,6 +75,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for line, want := range map[string]string{
+		"none":                        `unknown overhead "none": raw is the word for it`,
 		"pppoe":                       `unknown overhead "pppoe": want a number of bytes, or of raw, conservative`,
 		"257":                         "overhead of 257 bytes: must be from -64 to 256",
 		"-65":                         "overhead of -65 bytes",

@@ -61,6 +61,9 @@ func Parse(words []string) (Framing, error) {
 			f.OverheadBytes = bytes
 			continue
 		}
+		if name == "none" {
+			return Framing{}, fmt.Errorf("unknown overhead %q: raw is the word for it, packets as the device sends them; 0 is IP packets and nothing more", word)
+		}
 		i := slices.IndexFunc(keywords, func(k keyword) bool { return k.name == name })
 		if i < 0 {
 			return Framing{}, fmt.Errorf("unknown overhead %q: want a number of bytes, or of %s", word, strings.Join(Keywords(), ", "))
