@@ -191,6 +191,28 @@ func (k *keeper) state() (*Device, error) {
 	return k.device, k.problem
 }
 
+// attached is state, where that is no longer in the balance or has been for long.
+func (k *keeper) attached(ctx context.Context) (*Device, error) {
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
+	for {
+		k.mu.Lock()
+		changed := k.changed
+		k.mu.Unlock()
+		device, problem := k.state()
+		if device != nil || !errors.Is(problem, errAttaching) {
+			return device, problem
+		}
+		select {
+		case <-changed:
+		case <-k.ended:
+			return nil, problem
+		case <-ctx.Done():
+			return nil, problem
+		}
+	}
+}
+
 func (k *keeper) spec() config.Spec {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -326,9 +348,9 @@ func (k *keeper) kernelStatus(ctx context.Context) (status api.Status, err error
 	return s.Status(ctx)
 }
 
-// Set is for clients.
+// Set is for clients. A device that is being attached, as after a restart, is waited for.
 func (k *keeper) Set(ctx context.Context, change config.Change) (api.Changed, error) {
-	device, problem := k.state()
+	device, problem := k.attached(ctx)
 	if device == nil {
 		return api.Changed{}, &api.Error{Kind: api.KindBusy, Message: fmt.Sprintf("change %s: not attached: %v", k.name, problem)}
 	}
