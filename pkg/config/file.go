@@ -83,7 +83,14 @@ func ParseFile(path string, text []byte) (File, error) {
 	r := fileReader{path: path}
 	file := r.read(text)
 	if len(r.errs) > 0 {
-		return File{}, errors.Join(r.errs...)
+		slices.SortStableFunc(r.errs, func(a, b *FileError) int {
+			return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		})
+		var errs []error
+		for _, err := range r.errs {
+			errs = append(errs, err)
+		}
+		return File{}, errors.Join(errs...)
 	}
 	return file, nil
 }
@@ -91,7 +98,7 @@ func ParseFile(path string, text []byte) (File, error) {
 // fileReader walks the tree of a file and collects what is wrong with it.
 type fileReader struct {
 	path string
-	errs []error
+	errs []*FileError
 }
 
 func (r *fileReader) fail(node ast.Node, err error) {
@@ -123,6 +130,7 @@ func (r *fileReader) read(text []byte) File {
 	defaults := New("", rates.Value{})
 	defaults.Keep, defaults.MetricsAddress, defaults.FromFile = true, MetricsNone, true
 	var devices ast.Node
+	common := written{}
 	r.mapping(tree.Docs[0].Body, "the file", map[string]setter{
 		"metrics": r.text(func(text string) error {
 			file.MetricsAddress = text
@@ -131,7 +139,7 @@ func (r *fileReader) read(text []byte) File {
 			}
 			return checkAddress(text)
 		}),
-		"defaults": func(_, node ast.Node) { r.section(node, &defaults) },
+		"defaults": func(_, node ast.Node) { r.section(node, &defaults, common) },
 		"devices":  func(_, node ast.Node) { devices = node },
 	})
 	if devices == nil {
@@ -142,10 +150,13 @@ func (r *fileReader) read(text []byte) File {
 	r.entries(devices, "devices", func(name string, key, node ast.Node) {
 		spec := defaults
 		spec.Device = name
+		here := maps.Clone(common)
+		here[place{}] = at{node: key}
 		before := len(r.errs)
-		r.section(node, &spec)
+		r.section(node, &spec, here)
+		r.problems(spec, here)
 		if len(r.errs) > before {
-			return // what is wrong is said, and what follows from that need not be
+			return
 		}
 		spec, err := spec.Apply(Change{})
 		if err != nil {
@@ -161,15 +172,48 @@ func (r *fileReader) read(text []byte) File {
 	return file
 }
 
-// section reads the settings of a device, or those of all of them, on top of what spec has.
-func (r *fileReader) section(node ast.Node, spec *Spec) {
+// written is where the settings of a device stand.
+type written map[place]at
+
+// at is where a setting stands. Where it is wrong by itself, what follows from that need not be told.
+type at struct {
+	node  ast.Node
+	wrong bool
+}
+
+// problems tells what is wrong with the settings of a device together, each where it stands.
+func (r *fileReader) problems(spec Spec, here written) {
+	if here[place{setting: "bandwidth"}].wrong {
+		spec.Bandwidth = rates.Value{}
+	}
+	var problems []problem
+	if spec.Bandwidth.IsPercent() {
+		_, problems = spec.problems()
+	} else {
+		_, problems = spec.resolve(0)
+	}
+	for _, p := range problems {
+		where, ok := here[p.place]
+		switch {
+		case where.wrong, p.place.tin != "" && here[place{setting: "diffserv"}].wrong:
+			continue
+		case !ok:
+			where = here[place{}]
+		}
+		r.fail(where.node, fmt.Errorf("%s: %w", spec.Device, p.err))
+	}
+}
+
+// section reads the settings of a device, or those of all of them, on top of what spec has, and notes where
+// they stand.
+func (r *fileReader) section(node ast.Node, spec *Spec, here written) {
 	base, overrides := spec.Tins, []TinOverride{}
 	line := struct {
 		framing *framing.Framing
 		mpu     *int
 		cells   *framing.Cells
 	}{}
-	r.mapping(node, cmp.Or(spec.Device, "defaults"), map[string]setter{
+	keys := map[string]setter{
 		"bandwidth":    r.text(parsed(&spec.Bandwidth, ParseBandwidth)),
 		"diffserv":     r.text(parsed(&spec.Preset, ParsePreset)),
 		"split":        r.text(parsed(&spec.Split, ParseSplit)),
@@ -191,16 +235,29 @@ func (r *fileReader) section(node ast.Node, spec *Spec) {
 		"whole_gso":  r.text(parsed(&spec.WholeGSO, parseBool)),
 		"on_drift":   r.text(parsed(&spec.OnDrift, ParseOnDrift)),
 		"tins": func(_, node ast.Node) {
-			r.entries(node, "tins", func(name string, _, node ast.Node) {
+			r.entries(node, "tins", func(name string, key, node ast.Node) {
 				o := TinOverride{Name: tins.CanonicalName(name)}
+				before := len(r.errs)
 				r.mapping(node, "tin "+name, map[string]setter{
 					"rate": r.text(func(text string) error { return o.set(name, "rate", text) }),
 					"ceil": r.text(func(text string) error { return o.set(name, "ceil", text) }),
 				})
+				here[place{"tins", o.Name}] = at{key, len(r.errs) > before}
 				overrides = append(overrides, o)
 			})
 		},
-	})
+	}
+	for name, set := range keys {
+		keys[name] = func(key, node ast.Node) {
+			before := len(r.errs)
+			set(key, node)
+			here[place{setting: name}] = at{node, len(r.errs) > before}
+			if name == "tins" {
+				here[place{setting: name}] = at{node: key} // each of them is noted by itself
+			}
+		}
+	}
+	r.mapping(node, cmp.Or(spec.Device, "defaults"), keys)
 	spec.Tins = mergeByName(base, overrides)
 	// An overhead says all about the line, wherever it stands, and the others a part of it.
 	set(&spec.Framing, line.framing)
@@ -276,7 +333,17 @@ func (r *fileReader) list(set func([]string) error) setter {
 			}
 			texts = append(texts, value.GetToken().Value)
 		}
-		if err := set(texts); err != nil {
+		err := set(texts)
+		if err == nil {
+			return
+		}
+		before := len(r.errs)
+		for i, value := range list.Values {
+			if err := set(texts[i : i+1]); err != nil {
+				r.fail(value, err)
+			}
+		}
+		if len(r.errs) == before { // each is good alone
 			r.fail(node, err)
 		}
 	}

@@ -96,7 +96,7 @@ func TestFileErrors(t *testing.T) {
 		{"null devices", "devices:", []string{"f.yaml:1:10: devices: want settings as KEY: VALUE"}},
 		{"a list", "devices:\n- eth0\n", []string{"f.yaml:2:1: devices: want settings"}},
 		{"unknown section", "device: {}\ndevices: {eth0: {bandwidth: 1gbit}}", []string{`f.yaml:1:1: the file: unknown setting "device": want defaults, devices, metrics`}},
-		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, `}},
+		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, `, "f.yaml:2:3: eth0: no bandwidth given"}},
 		{"twice", "devices:\n  eth0: {bandwidth: 1gbit}\n  eth0: {bandwidth: 2gbit}\n", []string{"f.yaml:3:3: ", "eth0"}},
 		{"no bandwidth", "devices:\n  eth0: {rtt: lan}\n", []string{"f.yaml:2:3: eth0: no bandwidth given"}},
 		{"no value", "devices:\n  eth0:\n    bandwidth:\n", []string{"f.yaml:3:5: bandwidth: want one value"}},
@@ -104,10 +104,17 @@ func TestFileErrors(t *testing.T) {
 		{"name", "devices:\n  eth0/1: {bandwidth: 1gbit}\n", []string{`f.yaml:2:3: eth0/1: device "eth0/1": not a name`}},
 		{"metrics", "metrics: 9750\ndevices: {eth0: {bandwidth: 1gbit}}", []string{`f.yaml:1:10: metrics address "9750": want HOST:PORT`}},
 		{"bool", "devices: {eth0: {bandwidth: 1gbit, keep: perhaps}}", []string{`"perhaps": want true or false`}},
-		{"tin", "devices:\n  eth0:\n    bandwidth: 1gbit\n    tins:\n      gold: {rate: 1mbit}\n", []string{`f.yaml:2:3: eth0: unknown tin "gold"`}},
-		{"sum", "devices:\n  eth0:\n    bandwidth: 1gbit\n    tins: {voice: {rate: 600mbit}, video: {rate: 600mbit}}\n", []string{"f.yaml:2:3: eth0: the tins' guarantees"}},
+		{"tin", "devices:\n  eth0:\n    bandwidth: 1gbit\n    tins:\n      gold: {rate: 1mbit}\n", []string{`f.yaml:5:7: eth0: unknown tin "gold"`}},
+		{"tins beside a bad bandwidth", "devices:\n  eth0:\n    bandwidth: 1mbps\n    tins:\n      gold: {rate: 1mbit}\n      voice: {rate: x}\n", []string{
+			"f.yaml:3:16: bandwidth", `f.yaml:5:7: eth0: unknown tin "gold"`, "f.yaml:6:21: tin voice: rate"}},
+		{"every tin", "devices:\n  eth0:\n    bandwidth: 1mbit\n    isolation: hosts\n    split: equal\n    tins:\n      voice: {rate: 2mbit}\n      video: {ceil: 1kbit, rate: 2kbit}\n", []string{
+			"f.yaml:4:16: eth0: isolation hosts", "f.yaml:7:7: eth0: tin voice: rate 2mbit", "f.yaml:8:7: eth0: tin video: "}},
+		{"every rule", "devices:\n  eth0:\n    bandwidth: 1mbit\n    map: [dscp:EF=voice, dscp:XX=bulk, mark:=bulk]\n", []string{
+			"f.yaml:4:26: rule", "f.yaml:4:40: rule"}},
+		{"a default", "devices:\n  eth0: {bandwidth: 1mbit}\ndefaults:\n  tins: {gold: {rate: 1mbit}}\n", []string{`f.yaml:4:10: eth0: unknown tin "gold"`}},
+		{"sum", "devices:\n  eth0:\n    bandwidth: 1gbit\n    tins: {voice: {rate: 600mbit}, video: {rate: 600mbit}}\n", []string{"f.yaml:4:5: eth0: the tins' guarantees"}},
 		{"several", "metrics: x\ndevices:\n  eth0: {bandwidth: 1, split: odd}\n  eth1: {bandwidth: 0}\n", []string{
-			"f.yaml:1:10: metrics address", `f.yaml:3:31: `, "f.yaml:4:"}},
+			"f.yaml:1:10: metrics address", "f.yaml:3:21: eth0: bandwidth 1bit is below the minimum", `f.yaml:3:31: `, "f.yaml:4:"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := ParseFile("f.yaml", []byte(test.text))
@@ -118,6 +125,9 @@ func TestFileErrors(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("lacks %q:\n%v", want, err)
 				}
+			}
+			if got := strings.Count(err.Error(), "\n") + 1; got != 1 && got != len(test.want) {
+				t.Errorf("%d errors, want %d:\n%v", got, len(test.want), err)
 			}
 		})
 	}

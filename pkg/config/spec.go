@@ -128,13 +128,34 @@ func (s Spec) Validate() error {
 // Resolve checks s and turns it into rates. link is the link's speed, which percentages of bandwidth
 // are of; 0 is unknown.
 func (s Spec) Resolve(link rates.Rate) (rates.Config, error) {
-	def, err := s.check()
-	if err != nil {
-		return rates.Config{}, err
+	cfg, problems := s.resolve(link)
+	if len(problems) > 0 {
+		return rates.Config{}, problems[0].err
+	}
+	return cfg, nil
+}
+
+// problem is something that is wrong with a [Spec], and where.
+type problem struct {
+	place place
+	err   error
+}
+
+// place is a setting, by the name of the file's key, or a tin in it; the zero value is the device as a whole.
+type place struct {
+	setting string
+	tin     string // canonical
+}
+
+// resolve is Resolve, with all that is wrong.
+func (s Spec) resolve(link rates.Rate) (rates.Config, []problem) {
+	def, problems := s.problems()
+	if len(def.Tins) == 0 || s.Bandwidth.IsZero() {
+		return rates.Config{}, problems
 	}
 	bandwidth, err := s.resolveBandwidth(link)
 	if err != nil {
-		return rates.Config{}, err
+		return rates.Config{}, append(problems, problem{place{setting: "bandwidth"}, err})
 	}
 	cfg := rates.Config{
 		Bandwidth:  bandwidth,
@@ -145,65 +166,78 @@ func (s Spec) Resolve(link rates.Rate) (rates.Config, error) {
 	for i, tin := range def.Tins {
 		cfg.Tins[i] = rates.TinConfig{Name: tin.Name, Rate: tin.Threshold.Of(bandwidth), Ceil: rates.Unlimited}
 	}
+	tinsAreGood := true
 	for _, o := range s.Tins {
+		at := place{"tins", o.Name}
+		if slices.ContainsFunc(problems, func(p problem) bool { return p.place == at }) {
+			tinsAreGood = false
+			continue
+		}
 		i, err := def.TinIndex(o.Name)
+		if err == nil {
+			cfg.Tins[i], err = o.resolve(cfg.Tins[i], bandwidth)
+		}
 		if err != nil {
-			return rates.Config{}, &invalidError{err}
-		}
-		if cfg.Tins[i], err = o.resolve(cfg.Tins[i], bandwidth); err != nil {
-			return rates.Config{}, err
+			tinsAreGood = false
+			problems = append(problems, problem{at, &invalidError{err}})
 		}
 	}
-	if err := checkGuarantees(cfg, def); err != nil {
-		return rates.Config{}, err
+	if tinsAreGood {
+		if err := checkGuarantees(cfg, def); err != nil {
+			problems = append(problems, problem{place{setting: "tins"}, err})
+		}
 	}
-	return cfg, nil
+	return cfg, problems
 }
 
 // check checks everything that is not a rate's size.
 func (s Spec) check() (tins.Def, error) {
-	if err := checkDevice(s.Device); err != nil {
-		return tins.Def{}, err
-	}
-	if s.Bandwidth.IsZero() {
-		return tins.Def{}, invalid("no bandwidth given")
-	}
-	def, err := tins.Lookup(string(s.Preset))
-	if err != nil {
-		return tins.Def{}, &invalidError{err}
-	}
-	if err := checkOverrides(def, s.Tins); err != nil {
-		return tins.Def{}, err
-	}
-	if _, err := ParseSplit(string(s.Split)); err != nil {
-		return tins.Def{}, err
-	}
-	if err := checkIsolation(s.Isolation, s.Split); err != nil {
-		return tins.Def{}, err
-	}
-	if err := checkFlows(s.Flows); err != nil {
-		return tins.Def{}, err
-	}
-	if err := s.Framing.Check(); err != nil {
-		return tins.Def{}, &invalidError{err}
-	}
-	if _, err := def.Classify(s.Map); err != nil {
-		return tins.Def{}, &invalidError{err}
-	}
-	if err := checkRTT(s.RTT); err != nil {
-		return tins.Def{}, err
-	}
-	if s.OnDrift != "" {
-		if _, err := ParseOnDrift(string(s.OnDrift)); err != nil {
-			return tins.Def{}, err
-		}
-	}
-	if s.MetricsEnabled() {
-		if err := checkAddress(s.MetricsAddress); err != nil {
-			return tins.Def{}, err
-		}
+	def, problems := s.problems()
+	if len(problems) > 0 {
+		return tins.Def{}, problems[0].err
 	}
 	return def, nil
+}
+
+// problems finds all that is wrong and not a rate's size. The tins' definition is empty where there is no
+// such preset.
+func (s Spec) problems() (def tins.Def, problems []problem) {
+	add := func(setting string, err error) {
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, ErrInvalid) {
+			err = &invalidError{err}
+		}
+		problems = append(problems, problem{place{setting: setting}, err})
+	}
+	add("", checkDevice(s.Device))
+	if s.Bandwidth.IsZero() {
+		add("bandwidth", invalid("no bandwidth given"))
+	}
+	def, err := tins.Lookup(string(s.Preset))
+	add("diffserv", err)
+	if err == nil {
+		problems = append(problems, overrideProblems(def, s.Tins)...)
+	}
+	_, splitErr := ParseSplit(string(s.Split))
+	add("split", splitErr)
+	add("isolation", checkIsolation(s.Isolation, s.Split))
+	add("flows", checkFlows(s.Flows))
+	add("overhead", s.Framing.Check())
+	if err == nil {
+		_, err := def.Classify(s.Map)
+		add("map", err)
+	}
+	add("rtt", checkRTT(s.RTT))
+	if s.OnDrift != "" {
+		_, err := ParseOnDrift(string(s.OnDrift))
+		add("on_drift", err)
+	}
+	if s.MetricsEnabled() {
+		add("metrics", checkAddress(s.MetricsAddress))
+	}
+	return def, problems
 }
 
 // maxDeviceName is the kernel's IFNAMSIZ without the final zero byte.
@@ -234,30 +268,42 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkOverrides checks that each override is for a tin that there is, says something clear, and is
-// the only one for its tin.
+// checkOverrides returns the first of the [overrideProblems].
 func checkOverrides(def tins.Def, overrides []TinOverride) error {
+	if problems := overrideProblems(def, overrides); len(problems) > 0 {
+		return problems[0].err
+	}
+	return nil
+}
+
+// overrideProblems checks that each override is for a tin that there is, says something clear, and is
+// the only one for its tin.
+func overrideProblems(def tins.Def, overrides []TinOverride) (problems []problem) {
 	seen := make([]bool, len(def.Tins))
 	for _, o := range overrides {
 		i, err := def.TinIndex(o.Name)
 		name := tins.CanonicalName(o.Name)
 		switch {
 		case err != nil:
-			return &invalidError{err}
+			err = &invalidError{err}
 		case seen[i]:
-			return invalid("tin %s is given twice", name)
+			err = invalid("tin %s is given twice", name)
 		case o.Rate != nil && o.RateDefault:
-			return invalid("tin %s: both a rate and the default rate are asked for", name)
+			err = invalid("tin %s: both a rate and the default rate are asked for", name)
 		case o.Ceil != nil && o.CeilNone:
-			return invalid("tin %s: both a ceil and none are asked for", name)
+			err = invalid("tin %s: both a ceil and none are asked for", name)
 		case o.Rate != nil && o.Rate.IsZero(), o.Ceil != nil && o.Ceil.IsZero():
-			return invalid("tin %s: a rate is empty", name)
+			err = invalid("tin %s: a rate is empty", name)
 		case o.Rate != nil && o.Rate.IsUnlimited():
-			return invalid("tin %s: rate unlimited: a guarantee must have a size; without a cap is ceil:none", name)
+			err = invalid("tin %s: rate unlimited: a guarantee must have a size; without a cap is ceil:none", name)
+		}
+		if err != nil {
+			problems = append(problems, problem{place{"tins", o.Name}, err})
+			continue
 		}
 		seen[i] = true
 	}
-	return nil
+	return problems
 }
 
 func (s Spec) resolveBandwidth(link rates.Rate) (rates.Rate, error) {
