@@ -21,7 +21,7 @@ import (
 	"github.com/cakectl/cakectl/pkg/tins"
 )
 
-// File is what one daemon shapes. As YAML:
+// File is what one daemon shapes. docs/CONFIG.md has every key; as YAML:
 //
 //	metrics: 127.0.0.1:9750 # or none
 //	defaults:               # settings of all devices, where they do not say otherwise
@@ -327,11 +327,12 @@ func (r *fileReader) list(set func([]string) error) setter {
 		}
 		texts := []string{}
 		for _, value := range list.Values {
-			if _, ok := value.(ast.ScalarNode); !ok {
-				r.fail(value, fmt.Errorf("%s: want one value a line", key.GetToken().Value))
+			text, ok := oneText(value)
+			if !ok {
+				r.fail(value, fmt.Errorf("%s: want one value an entry", key.GetToken().Value))
 				return
 			}
-			texts = append(texts, value.GetToken().Value)
+			texts = append(texts, text)
 		}
 		err := set(texts)
 		if err == nil {
@@ -347,6 +348,17 @@ func (r *fileReader) list(set func([]string) error) setter {
 			r.fail(node, err)
 		}
 	}
+}
+
+// oneText is an entry of a list as it is written. Within braces the parser takes dscp:EF=voice for a mapping.
+func oneText(node ast.Node) (string, bool) {
+	if mapping, ok := node.(*ast.MappingNode); ok && len(mapping.Values) == 1 {
+		entry := mapping.Values[0]
+		value, ok := oneText(entry.Value)
+		return entry.Key.GetToken().Value + ":" + value, ok
+	}
+	_, ok := node.(ast.ScalarNode)
+	return node.GetToken().Value, ok && node.Type() != ast.NullType
 }
 
 // asPointer makes a parser of T one of *T.
