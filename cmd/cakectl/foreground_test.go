@@ -431,7 +431,7 @@ func TestDryRunOfAServedDevice(t *testing.T) {
 	_, stderr := s.run(exitInvalid, "attach", "lo", "--tin", "voice=rate:300mbit", "--dry-run")
 	wantContains(t, stderr, "cakectl: attach lo: tin voice: rate 300mbit is above the bandwidth of 200mbit\n")
 	_, stderr = s.run(exitInvalid, "attach", "lo", "--isolation", "hosts", "--dry-run")
-	wantContains(t, stderr, "that cannot change under traffic")
+	wantContains(t, stderr, "that cannot change under traffic: detach lo first; under traffic it changes among flows, dual-srchost, dual-dsthost, triple\n")
 	daemon.signal(interrupted{syscall.SIGINT})
 	s.ends(daemon, exitDone)
 	wantCalls(t, s.host, "attach lo adopt=false", "detach lo")

@@ -224,19 +224,24 @@ func dropReasons(tins []api.Tin) []string {
 	return slices.Sorted(maps.Keys(reasons))
 }
 
-// sojourn writes a quantile, which is the upper bound of a bucket twice as wide as the one before: two
-// digits are as much as it says.
+// sojourn writes a quantile of all that a tin has sent.
 func sojourn(t api.Tin, seconds float64) string {
 	if t.SentPackets == 0 {
 		return "-"
 	}
+	return upperBound(seconds)
+}
+
+// upperBound writes the bound of a bucket twice as wide as the one before, for the quantile that falls into
+// it: two digits are as much as it says.
+func upperBound(seconds float64) string {
 	switch {
 	case seconds >= 1:
-		return twoDigits(seconds) + "s"
+		return "<=" + twoDigits(seconds) + "s"
 	case seconds >= 1e-3:
-		return twoDigits(seconds*1e3) + "ms"
+		return "<=" + twoDigits(seconds*1e3) + "ms"
 	default:
-		return twoDigits(seconds*1e6) + "us"
+		return "<=" + twoDigits(seconds*1e6) + "us"
 	}
 }
 

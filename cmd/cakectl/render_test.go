@@ -75,8 +75,8 @@ packets            1000     12184110000        0        0
 delayed               0     12000000000        0        0
 ecn marked            0               0        0        0
 drop horizon          0               3        0        0
-sojourn p50       1.0us           4.2ms        -        -
-sojourn p99        2.1s            34ms        -        -
+sojourn p50     <=1.0us         <=4.2ms        -        -
+sojourn p99      <=2.1s          <=34ms        -        -
 
 effective rates
 bulk           queue 7 12.5mbit

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -120,18 +121,23 @@ func (s *server) run(ctx context.Context, file config.File, claim *api.Listener,
 func (s *server) reload(ctx context.Context) {
 	s.notify(sdnotify.Reloading)
 	defer s.notify(sdnotify.Ready)
+	var outcomes []api.Outcome
 	file, err := config.ReadFile(s.path)
 	if err == nil {
-		var outcomes []api.Outcome
 		if outcomes, err = s.daemon.Apply(ctx, file.Devices); err == nil {
 			printOutcomes(s.app, outcomes)
 		}
 	}
 	s.daemon.Collector().Reloaded(err == nil)
 	if err != nil {
-		s.app.env.Log.Error("not reloaded; everything stays as it is", "err", oneLine(err.Error()))
+		mistakes := mistakes(err)
+		for _, mistake := range mistakes {
+			s.app.env.Log.Error("not reloaded", "err", oneLine(mistake.Error()))
+		}
+		s.app.env.Log.Error("not reloaded; everything stays as it is", "file", s.path, "mistakes", len(mistakes))
 		return
 	}
+	s.app.say("read %s again: %s", s.path, summary(outcomes))
 	if file.MetricsAddress != s.metrics {
 		s.app.env.Log.Warn("another metrics address takes a restart", "in_use", s.metrics, "wanted", file.MetricsAddress)
 	}
@@ -149,9 +155,13 @@ func printOutcomes(a *app, outcomes []api.Outcome) (failed int) {
 		switch o.Result {
 		case api.ResultFailed:
 			failed++
-			a.say("%s: failed: %s", o.Device, oneLine(o.Error.Message))
+			if o.Attached {
+				a.say("%s: not changed, and shaped as before: %s", o.Device, oneLine(o.Error.Message))
+			} else {
+				a.say("%s: failed: %s", o.Device, oneLine(o.Error.Message))
+			}
 		case api.ResultChanged:
-			a.say("%s: changed; effective rates written: %d", o.Device, o.RateWrites)
+			a.say("%s: changed: %s; effective rates written: %d", o.Device, strings.Join(o.Changes, ", "), o.RateWrites)
 		case api.ResultWaiting:
 			a.say("%s: waiting: there is no such device yet", o.Device)
 		case api.ResultUnderWay:
@@ -163,6 +173,23 @@ func printOutcomes(a *app, outcomes []api.Outcome) (failed int) {
 		}
 	}
 	return failed
+}
+
+// summary counts outcomes: "1 changed, 2 unchanged".
+func summary(outcomes []api.Outcome) string {
+	var parts []string
+	for _, result := range []api.Result{api.ResultAttached, api.ResultChanged, api.ResultUnchanged, api.ResultDetached, api.ResultWaiting, api.ResultUnderWay, api.ResultFailed} {
+		n := 0
+		for _, o := range outcomes {
+			if o.Result == result {
+				n++
+			}
+		}
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, strings.ReplaceAll(string(result), "_", " ")))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (a *app) applyCommand() *cobra.Command {

@@ -81,7 +81,7 @@ func TestServe(t *testing.T) {
 
 	// Another file: what set has changed is as the file says again.
 	stdout, _ = s.run(exitDone, "apply", s.file("dev0: {bandwidth: 1gbit}", "dev2: {bandwidth: 4gbit}", "late0: {bandwidth: 3gbit}"))
-	wantContains(t, stdout, "dev0: changed; effective rates written: 3\n", "dev1: detached, and as it was found\n", "dev2: attached\n", "late0: unchanged\n")
+	wantContains(t, stdout, "dev0: changed: bandwidth 500mbit -> 1gbit, bulk ceil 10% -> none; effective rates written: 3\n", "dev1: detached, and as it was found\n", "dev2: attached\n", "late0: unchanged\n")
 	if spec := s.host.spec("dev0"); spec.Bandwidth != rates.Absolute(rates.Gbit) || len(spec.Tins) != 0 {
 		t.Errorf("dev0 is %+v, want it as in the file", spec)
 	}
@@ -168,17 +168,23 @@ func TestReload(t *testing.T) {
 	}
 	s.file("dev0: {bandwidth: 2gbit}", "dev1: {bandwidth: 1gbit}")
 	hangup()
-	s.prints(serve, "dev0: changed; effective rates written: 3\ndev1: attached\n")
-	s.file("dev0: {bandwidth: 2gbps}")
+	s.prints(serve, "dev0: changed: bandwidth 1gbit -> 2gbit; effective rates written: 3\ndev1: attached\nread "+filepath.Join(filepath.Dir(s.runDir), "cakectl.yaml")+" again: 1 attached, 1 changed\n")
+	s.file("dev0: {bandwidth: 2gbps, rtt: 20}")
 	hangup()
 	for !strings.Contains(serve.stderr.String(), "not reloaded; everything stays as it is") {
 		time.Sleep(time.Millisecond)
 	}
-	wantContains(t, serve.stderr.String(), "cakectl.yaml:3:21: bandwidth")
+	wantContains(t, serve.stderr.String(), "cakectl.yaml:3:21: bandwidth", "cakectl.yaml:3:33: rtt", "mistakes=2")
 	wantContains(t, scrape(t, serve), "cakectl_config_last_reload_successful 0", `cakectl_interface_enforcing{device="dev1"} 1`)
 	s.file("dev0: {bandwidth: 2gbit}")
 	hangup()
 	s.prints(serve, "dev0: unchanged\ndev1: detached, and as it was found\n")
+	s.prints(serve, "again: 1 unchanged, 1 detached\n")
+	s.file("dev0: {bandwidth: 2gbit, keep: false, on_drift: repair}") // the latter is the default
+	hangup()
+	s.prints(serve, "dev0: changed: keep true -> false; effective rates written: 0\n")
+	hangup()
+	s.prints(serve, "again: 1 unchanged\n")
 	wantContains(t, scrape(t, serve), "cakectl_config_last_reload_successful 1")
 }
 
@@ -194,7 +200,7 @@ func TestServeFailures(t *testing.T) {
 	stdout, _ := s.run(exitDone, "apply", s.file("dev0: {bandwidth: 1gbit}"))
 	wantContains(t, stdout, "dev0: attached\n")
 	stdout, stderr := s.run(exitFailed, "apply", s.file("dev0: {bandwidth: 1gbit, diffserv: besteffort}", "dev1: {bandwidth: 1gbit}"))
-	wantContains(t, stdout, "dev0: failed: dev0 is attached with diffserv4", "dev1: attached\n")
+	wantContains(t, stdout, "dev0: not changed, and shaped as before: dev0 is attached with diffserv4", "dev1: attached\n")
 	wantContains(t, stderr, "1 device failed\n")
 }
 

@@ -203,9 +203,31 @@ func topTins(w io.Writer, before, after api.Status, seconds float64) {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%s\t\n", tin.Name,
 			roundRate(8*perSecond(was.SentBytes, tin.SentBytes)), bits(tin.Rate), bits(tin.Ceil), tin.ActiveQueues, tin.ActiveFlows,
 			perSecond(was.SentPackets, tin.SentPackets), perSecond(was.DelayedPackets, tin.DelayedPackets),
-			perSecond(was.ECNMarked, tin.ECNMarked), perSecond(dropsOf(was), dropsOf(tin)), sojourn(tin, tin.Sojourn.P99))
+			perSecond(was.ECNMarked, tin.ECNMarked), perSecond(dropsOf(was), dropsOf(tin)), sojournBetween(was, tin))
 	}
 	fmt.Fprintf(table, "all\t%s\t%s\t\t%d\t%d\t\t\t\t\t\t\n", roundRate(8*float64(sent)/seconds), bits(after.Bandwidth), after.Queues.Active, flows(after))
+}
+
+// sojournBetween is the 99th percentile of the packets that were sent from one status to another.
+func sojournBetween(before, after api.Tin) string {
+	buckets := after.Sojourn.Buckets
+	if len(buckets) == 0 || len(buckets) != len(before.Sojourn.Buckets) {
+		return "-"
+	}
+	sent := func(bucket int) uint64 {
+		return buckets[bucket].Cumulative - before.Sojourn.Buckets[bucket].Cumulative
+	}
+	last := len(buckets) - 1
+	if sent(last) == 0 {
+		return "-"
+	}
+	rank := (99*sent(last) + 99) / 100
+	for bucket := range last {
+		if sent(bucket) >= rank {
+			return upperBound(float64(buckets[bucket].LE))
+		}
+	}
+	return ">" + strings.TrimPrefix(upperBound(float64(buckets[max(last-1, 0)].LE)), "<=")
 }
 
 // topQueues writes a line for each transmit queue that sent something or is active.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -25,6 +26,13 @@ func TestTopScreen(t *testing.T) {
 	best.SentPackets += 40_000
 	best.DelayedPackets += 30_000
 	best.DroppedPackets = map[string]uint64{"horizon": 13}
+	sojourns := func(counts ...uint64) api.Sojourn {
+		return api.Sojourn{Buckets: []api.SojournBucket{
+			{LE: 0.016777216, Cumulative: counts[0]}, {LE: 0.033554432, Cumulative: counts[1]}, {LE: api.Seconds(math.Inf(1)), Cumulative: counts[2]},
+		}}
+	}
+	before.Tins[1].Sojourn, best.Sojourn = sojourns(5_000_000, 5_000_000, 5_000_010), sojourns(5_039_599, 5_039_600, 5_040_010)
+	before.Tins[3].Sojourn, after.Tins[3].Sojourn = sojourns(7, 7, 7), sojourns(7, 7, 9)
 	other := api.Status{Device: "wan0", Reason: "not attached: there is no such device yet", Diffserv: "diffserv3", Bandwidth: api.BitsPerSec(rates.Gbit)}
 	view := top{
 		before: []api.Status{before}, after: []api.Status{after, other}, device: "eth0",
@@ -33,11 +41,11 @@ func TestTopScreen(t *testing.T) {
 	const want = `20:15:02  2 devices
 
 eth0: 200mbit (overhead 18 mpu 64), diffserv4, split by flows, isolation triple, 8 transmit queues by tcx under mq
-          tin    sends      rate     ceil  queues  flows  packets/s  delayed/s  marked/s  dropped/s   p99
-         bulk        -  12.5mbit   20mbit       1      1          0          0         0          0  2.1s
-  best_effort  200mbit   200mbit  200mbit       5     31      20000      15000         0          5  34ms
-        video        -   100mbit  200mbit       0      0          0          0         0          0     -
-        voice        -    50mbit  200mbit       0      0          0          0         0          0     -
+          tin    sends      rate     ceil  queues  flows  packets/s  delayed/s  marked/s  dropped/s     p99
+         bulk        -  12.5mbit   20mbit       1      1          0          0         0          0       -
+  best_effort  200mbit   200mbit  200mbit       5     31      20000      15000         0          5  <=34ms
+        video        -   100mbit  200mbit       0      0          0          0         0          0       -
+        voice        -    50mbit  200mbit       0      0          0          0         0          0   >34ms
           all  200mbit   200mbit                6     32
 
 queue  sends    effective rates

@@ -26,9 +26,13 @@ type Host interface {
 
 // Outcome tells what became of one device.
 type Outcome struct {
-	Device     string `json:"device"`
-	Result     Result `json:"result"`
-	RateWrites int    `json:"rate_writes"`
+	Device string `json:"device"`
+	Result Result `json:"result"`
+	// Changes says in words what was changed.
+	Changes    []string `json:"changes,omitempty"`
+	RateWrites int      `json:"rate_writes"`
+	// Attached tells that it is shaped, though perhaps as before.
+	Attached bool `json:"attached"`
 	// Error says why it failed.
 	Error *Error `json:"error,omitempty"`
 }

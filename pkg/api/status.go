@@ -127,6 +127,8 @@ type Tin struct {
 
 // Sojourn describes the time between a packet's enqueue and its departure.
 type Sojourn struct {
+	// P50 and P99 are upper bounds: those of the buckets that the quantiles fall into, each twice the one
+	// before.
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 	// Sum is over all packets, in seconds; Buckets are those of the histogram.

@@ -74,9 +74,19 @@ func (i Isolation) flowsAre() Isolation {
 // ones could overtake them.
 func (s Spec) CheckLive(to Spec) error {
 	if s.Isolation.flowsAre() != to.Isolation.flowsAre() {
-		return invalid("isolation %s treats other packets as one flow than %s, and that cannot change under traffic: detach %s first", to.Isolation, cmp.Or(s.Isolation, IsolateFlows), s.Device)
+		return invalid("isolation %s treats other packets as one flow than %s, and that cannot change under traffic: detach %s first; under traffic it changes among %s", to.Isolation, cmp.Or(s.Isolation, IsolateFlows), s.Device, strings.Join(liveIsolations(), ", "))
 	}
 	return nil
+}
+
+// liveIsolations are those that a device can change among.
+func liveIsolations() (names []string) {
+	for _, i := range Isolations() {
+		if i.flowsAre() == IsolateFlows {
+			names = append(names, string(i))
+		}
+	}
+	return names
 }
 
 // The range of the flow table of one (queue, tin).

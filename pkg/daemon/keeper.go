@@ -3,9 +3,7 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -144,7 +142,7 @@ func (k *keeper) hold(ctx context.Context) error {
 	k.put(device, nil)
 	k.log.Info("attached", "device", k.name)
 	// Adopting changes nothing back to its default, and meanwhile something else may be wanted.
-	if _, _, err := k.bring(ctx, device, k.spec()); err != nil {
+	if _, err := k.bring(ctx, device, k.spec()); err != nil {
 		k.log.Warn("not changed", "device", k.name, "err", err)
 	}
 	err = device.Run(ctx)
@@ -228,6 +226,7 @@ func (k *keeper) isGone() bool {
 // want makes the device as spec says, and tells how that went.
 func (k *keeper) want(ctx context.Context, spec config.Spec) api.Outcome {
 	k.mu.Lock()
+	wanted := k.wanted
 	k.wanted = spec
 	device := k.device
 	if device == nil && !errors.Is(k.problem, errWaiting) {
@@ -242,48 +241,51 @@ func (k *keeper) want(ctx context.Context, spec config.Spec) api.Outcome {
 		return k.settled()
 	}
 	current := device.Spec()
-	changed, writes, err := k.bring(ctx, device, spec)
-	if err == nil && (current.FromFile != spec.FromFile || current.CheckQueues != spec.CheckQueues) {
-		changed = true
-		device.stop() // and adopt it anew, with those
-	}
-	outcome := api.Outcome{Device: k.name, Result: api.ResultUnchanged, RateWrites: writes}
-	switch {
-	case err != nil:
+	outcome, err := k.bring(ctx, device, spec)
+	if err != nil {
 		outcome.Result, outcome.Error = api.ResultFailed, answerOf(err)
-	case changed:
+		return outcome
+	}
+	if current.FromFile != spec.FromFile || current.CheckQueues != spec.CheckQueues {
+		device.stop() // and adopt it anew, with those
+		if !current.FromFile && spec.FromFile {
+			outcome.Changes = append(outcome.Changes, "from the file now")
+		}
+		if current.CheckQueues != spec.CheckQueues {
+			outcome.Changes = append(outcome.Changes, fmt.Sprintf("check_queues %t -> %t", current.CheckQueues, spec.CheckQueues))
+		}
+	}
+	if wanted.Keep != spec.Keep { // which concerns the end of this process only
+		outcome.Changes = append(outcome.Changes, fmt.Sprintf("keep %t -> %t", wanted.Keep, spec.Keep))
+	}
+	if len(outcome.Changes) > 0 {
 		outcome.Result = api.ResultChanged
 	}
 	return outcome
 }
 
-// bring makes an attached device as spec says.
-func (k *keeper) bring(ctx context.Context, device *Device, spec config.Spec) (changed bool, writes int, err error) {
+// bring makes an attached device as spec says, as far as that is a change.
+func (k *keeper) bring(ctx context.Context, device *Device, spec config.Spec) (api.Outcome, error) {
+	outcome := api.Outcome{Device: k.name, Result: api.ResultUnchanged, Attached: true}
 	current := device.Spec()
 	change, err := current.ChangeTo(spec)
 	if err != nil {
-		return false, 0, err
+		return outcome, err
 	}
-	before, err := current.Apply(config.Change{})
+	after, err := current.Apply(change)
 	if err != nil {
-		return false, 0, err
+		return outcome, err
 	}
-	after, err := before.Apply(change)
-	if err != nil {
-		return false, 0, err
-	}
-	if sameSpec(before, after) {
-		return false, 0, nil
+	changes := config.Differences(current, after)
+	if len(changes) == 0 {
+		return outcome, nil
 	}
 	result, err := device.set(ctx, change, metrics.SourceFile)
-	return err == nil, result.RateWrites, err
-}
-
-// sameSpec compares as records do: to them an empty list is none.
-func sameSpec(a, b config.Spec) bool {
-	textA, errA := json.Marshal(a)
-	textB, errB := json.Marshal(b)
-	return errA == nil && errB == nil && bytes.Equal(textA, textB)
+	if err != nil {
+		return outcome, err
+	}
+	outcome.Result, outcome.Changes, outcome.RateWrites = api.ResultChanged, changes, result.RateWrites
+	return outcome, nil
 }
 
 // settled waits until it is clear what becomes of a device that is not attached.
@@ -295,7 +297,7 @@ func (k *keeper) settled() api.Outcome {
 		k.mu.Unlock()
 		switch {
 		case device != nil:
-			outcome.Result = api.ResultAttached
+			outcome.Result, outcome.Attached = api.ResultAttached, true
 			return outcome
 		case errors.Is(problem, errWaiting):
 			outcome.Result = api.ResultWaiting

@@ -60,7 +60,7 @@ func definitions() []definition {
 		{"cakectl_tin_dropped_bytes_total", counter, []string{"device", "tin", "reason"},
 			"Bytes dropped, as on the line."},
 		{"cakectl_tin_sojourn_seconds", histogram, tin,
-			"Time from a packet's (GSO segment's) enqueue to its departure."},
+			"Time from a packet's (GSO segment's) enqueue to its departure. Each bucket is twice the one before, so a quantile is known to a factor of two; what status shows is the bucket's upper bound."},
 		{"cakectl_queue_bytes_total", counter, queue,
 			"Bytes accepted for a transmit queue, as on the line."},
 		{"cakectl_queue_packets_total", counter, queue,
