@@ -132,7 +132,12 @@ func (s Server) answer(w http.ResponseWriter, r *http.Request, value any, err er
 			failure = &Error{s.Classify(err), err.Error()}
 		}
 		code = failure.Kind.httpStatus()
-		s.Log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
+		// What a client got wrong it is told, and is no trouble of the daemon's.
+		level := slog.LevelDebug
+		if failure.Kind == KindFailed {
+			level = slog.LevelWarn
+		}
+		s.Log.Log(r.Context(), level, "request failed", "method", r.Method, "path", r.URL.Path, "err", err)
 		if body, err = json.Marshal(failure); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
