@@ -28,7 +28,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		Long: `Look at everything that shaping depends on: the kernel and the rights, and, for a device
 or all attached ones, queues, XPS, other qdiscs and programs, and whether the rates are
 enforced. Each finding is ok, a warning (it shapes, but not as well as it could) or a
-failure, and comes with what to do.
+failure, and comes with what to do; skip is what could not be judged now.
 
 For a few seconds the transmit queues that were foreseen are compared with those that
 packets went to: run it while there is traffic.
@@ -128,7 +128,7 @@ func (a *app) examine(ctx context.Context, name string, duration time.Duration) 
 
 // printFindings writes a line for each finding, and one for what to do about it.
 func printFindings(w io.Writer, findings []doctor.Finding) error {
-	verdicts := map[doctor.Verdict]string{doctor.OK: "ok", doctor.Warn: "WARN", doctor.Fail: "FAIL"}
+	verdicts := map[doctor.Verdict]string{doctor.OK: "ok", doctor.Warn: "WARN", doctor.Fail: "FAIL", doctor.Skip: "skip"}
 	var out strings.Builder
 	of := ""
 	for i, f := range findings {

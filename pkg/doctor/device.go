@@ -43,10 +43,17 @@ func (d Device) device() Finding {
 	case !d.Found.Up:
 		f.Verdict, f.Detail = Warn, f.Detail+", down"
 		f.Remedy = "ip link set dev " + d.Name + " up"
+	case d.Found.LinkSpeedMegabits > 0 && d.speedMadeUp():
+		f.Detail += fmt.Sprintf(", which has no line: the %d Mbit/s that it tells are made up, so give it a bandwidth that is not in %%", d.Found.LinkSpeedMegabits)
 	case d.Found.LinkSpeedMegabits > 0:
 		f.Detail += fmt.Sprintf(", %d Mbit/s", d.Found.LinkSpeedMegabits)
 	}
 	return f
+}
+
+// speedMadeUp tells whether the kernel makes a speed up because the device is software alone.
+func (d Device) speedMadeUp() bool {
+	return slices.Contains([]string{"veth", "tun", "tuntap", "dummy", "ifb"}, d.Kind)
 }
 
 func (d Device) queues() Finding {
@@ -193,7 +200,7 @@ func (d Device) foresight() Finding {
 	matched, mismatched := d.Foresight.Totals()
 	total := matched + mismatched
 	if total == 0 {
-		f.Detail = fmt.Sprintf("nothing was sent in %s, so there is nothing to judge", d.CheckedFor)
+		f.Verdict, f.Detail = Skip, fmt.Sprintf("nothing was sent in %s: run it while there is traffic", d.CheckedFor)
 		return f
 	}
 	share := float64(mismatched) / float64(total)

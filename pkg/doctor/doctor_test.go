@@ -98,6 +98,7 @@ func TestDeviceFindings(t *testing.T) {
 	}{
 		{"a bond", func(d *Device) { d.Kind, d.Below = "bond", []string{"eth1", "eth2"} }, "device", Warn,
 			[]string{"a bond over eth1, eth2", "attach to eth1, eth2"}},
+		{"no line", func(d *Device) { d.Kind, d.Driver = "veth", "veth" }, "device", OK, []string{"veth, which has no line: the 10000 Mbit/s that it tells are made up"}},
 		{"down", func(d *Device) { d.Found.Up = false }, "device", Warn, []string{"down", "ip link set dev eth0 up"}},
 		{"one queue in use", func(d *Device) { d.Found.RealTxQueues = 1 }, "queues", Warn, []string{"ethtool -L eth0 combined 4"}},
 		{"one queue", func(d *Device) { d.Found.RealTxQueues, d.Found.NumTxQueues = 1, 1 }, "queues", OK, nil},
@@ -119,7 +120,7 @@ func TestDeviceFindings(t *testing.T) {
 		{"no daemon", func(d *Device) { d.Status.Daemon = 0 }, "controller", Warn, []string{"no process"}},
 		{"stopped daemon", func(d *Device) { d.Status.Controller.State = api.ControllerStopped }, "controller", Warn, []string{"kill -CONT 4711"}},
 		{"no check", func(d *Device) { d.CheckFailed = errors.New("no BTF") }, "foresight", Warn, []string{"no BTF"}},
-		{"no traffic", func(d *Device) { d.Foresight = api.Foresight{} }, "foresight", OK, []string{"nothing was sent in 3s"}},
+		{"no traffic", func(d *Device) { d.Foresight = api.Foresight{} }, "foresight", Skip, []string{"nothing was sent in 3s"}},
 		{"XPS changed", func(d *Device) { d.Foresight.Mismatched["xps"] = 500 }, "foresight", Warn, []string{"1000 of 1500", "XPS maps"}},
 		{"a filter behind", func(d *Device) { d.Foresight.Mismatched["hash"] = 500 }, "foresight", Warn, []string{"skbedit"}},
 		{"driver chooses", func(d *Device) { d.Foresight.Mismatched["xps"], d.Foresight.DriverChooses = 500, true }, "foresight", Warn, []string{"the driver chooses itself"}},

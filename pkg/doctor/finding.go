@@ -10,6 +10,7 @@ const (
 	OK   Verdict = "ok"
 	Warn Verdict = "warn" // it shapes, but not as well as it could
 	Fail Verdict = "fail" // it cannot shape, or does not
+	Skip Verdict = "skip" // there was nothing to judge
 )
 
 // Finding is what one check found.
