@@ -34,6 +34,8 @@ type laboratory struct {
 	cakectl, lab string // the programs, on the host
 	stderr       io.Writer
 
+	begun time.Time
+
 	mu     sync.Mutex
 	kernel string
 	rows   []experiments.Row
@@ -48,7 +50,18 @@ func (l *laboratory) collect(row experiments.Row) {
 	if row.Error != "" {
 		status = "BROKEN: " + row.Error
 	}
-	fmt.Fprintf(l.stderr, "%d/%d %s %s %v %dq run %d: %s\n", len(l.rows), len(l.plan.Runs()), row.Experiment, row.Peer, row.Rate, row.Queues, row.Repeat+1, status)
+	fmt.Fprintf(l.stderr, "%s %s %s %v %dq run %d: %s\n", progress(len(l.rows), len(l.plan.Runs()), time.Since(l.begun)), row.Experiment, row.Peer, row.Rate, row.Queues, row.Repeat+1, status)
+}
+
+// progress is how much of all is done, and how long it took.
+func progress(done, all int, took time.Duration) string {
+	text := fmt.Sprintf("%d/%d after %v", done, all, took.Round(time.Second))
+	if done < all {
+		text += fmt.Sprintf(", %v to go:", (took / time.Duration(done) * time.Duration(all-done)).Round(time.Minute))
+	} else {
+		text += ":"
+	}
+	return text
 }
 
 func (l *laboratory) runNatively(ctx context.Context) (err error) {

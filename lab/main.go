@@ -149,7 +149,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	l := laboratory{options: o, cakectl: filepath.Join(dir, "cakectl"), lab: filepath.Join(dir, "lab"), stderr: stderr}
+	l := laboratory{options: o, cakectl: filepath.Join(dir, "cakectl"), lab: filepath.Join(dir, "lab"), stderr: stderr, begun: time.Now()}
 	if err := build(ctx, modulePath+"/cmd/cakectl", l.cakectl, stderr); err != nil {
 		return err
 	}

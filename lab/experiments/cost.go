@@ -56,7 +56,7 @@ type costs struct {
 }
 
 func costMeasure(name string, value func(c costs) float64) Measure {
-	return Measure{name, "", func(o *outcome) (float64, error) { return value(o.cost), nil }}
+	return Measure{name, "", least, func(o *outcome) (float64, error) { return value(o.cost), nil }}
 }
 
 func cost() Experiment {
@@ -71,7 +71,7 @@ func cost() Experiment {
 			costMeasure("tins above fq", func(c costs) float64 { return c.tins - c.base.tins }),
 			costMeasure("waiting", func(c costs) float64 { return c.waiting }),
 			costMeasure("waiting above fq", func(c costs) float64 { return c.waiting - c.base.free[1] }),
-			{"refused", "%", func(o *outcome) (float64, error) { return 100 * o.cost.refused, nil }},
+			{"refused", "%", nil, func(o *outcome) (float64, error) { return 100 * o.cost.refused, nil }},
 		},
 	}
 }
@@ -82,6 +82,7 @@ func costThreads() Experiment {
 		Name: "threads",
 		Published: "pfifo_fast without a lock, 2021, packets a second against one that takes the lock: +23 % with 1 thread, " +
 			"+44 % with 2, nothing from 4 on",
+		Figures: []Figure{{"a packet's cost with 16 CPUs sending, times that with 1", "no gain from 4 on", "16 to 1"}},
 		About: "instructions a packet, with 1 to 16 CPUs sending. They take turns on one thread of the host: " +
 			"waiting for locks shows, waiting for each other's cache lines does not",
 		Rates: []rates.Rate{costRate},
@@ -90,9 +91,9 @@ func costThreads() Experiment {
 	for _, n := range threads {
 		e.Measures = append(e.Measures, costMeasure(fmt.Sprint(n), func(c costs) float64 { return c.free[n] }))
 	}
-	most := threads[len(threads)-1]
-	e.Measures = append(e.Measures, Measure{fmt.Sprintf("%d to 1", most), "x", func(o *outcome) (float64, error) {
-		return o.cost.free[most] / o.cost.free[1], nil
+	last := threads[len(threads)-1]
+	e.Measures = append(e.Measures, Measure{fmt.Sprintf("%d to 1", last), "x", least, func(o *outcome) (float64, error) {
+		return o.cost.free[last] / o.cost.free[1], nil
 	}})
 	return e
 }

@@ -19,10 +19,14 @@ import (
 type Experiment struct {
 	Name  string
 	About string
-	// Published is the result that others published of the same set-up, if they did.
+	// Published is the result that others published of the same set-up, if they did, and Figures what of
+	// it can be put beside what was measured here.
 	Published string
-	// Remark says why a shaper is ahead, or what the numbers do not show.
+	Figures   []Figure
+	// Remark says what the numbers do not show.
 	Remark string
+	// Why says why shapers are ahead of cakectl, where they are.
+	Why []Reason
 	// Minor is for what depends little on the rate (see [Plan]).
 	Minor bool
 	// ShapersOnly leaves out the peers that hold no rate.
@@ -171,7 +175,6 @@ func All() []Experiment {
 		{
 			Name:     "tcp32",
 			About:    "32 TCP flows, a ping beside them",
-			Remark:   "CAKE is ahead in windows of 10 ms: it splits super-packets when they leave, which a program at the egress cannot.",
 			Loads:    []Load{tcp("tcp", 32, bestEffort), ping},
 			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp")}, pingTimes, windows),
 		},
@@ -191,15 +194,20 @@ func All() []Experiment {
 				{Name: "trickle", UDP: &UDPLoad{Flows: 31, DSCP: af11, FrameBytes: smallFrame, BitsPerSecond: 100 * 8 * smallFrame, Delays: true}},
 				ping,
 			},
-			Measures: slices.Concat([]Measure{total(), goodput("tcp"), share("trickle"), loss("trickle"), delay("trickle", 0.99)}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), goodput("tcp"), share("trickle", nil), loss("trickle"), delay("trickle", 0.99)}, pingTimes, windows),
 		},
 		{
 			Name:  "udp16x4",
 			About: "16 UDP senders that want four times the bandwidth together, a ping beside them",
 			Published: "HTB with backpressure, 2022, 16 senders far above 500 Mbit/s: 0.1 % loss (97.0 % without), 482.0 Mbit/s in all " +
 				"(485.9 without), flows between 29.2 and 31.8 Mbit/s, a spread of 9 %",
-			Remark: "CAKE drops what is too much, evenly, before it has cost anything but the sender's work; cakectl holds the senders back, and what " +
-				"a sender has in its socket's buffer is booked and not moved when the others' shares change. That is its spread.",
+			Figures: []Figure{
+				{"16 UDP senders: loss, %", "0.1", "udp loss"},
+				{"the same: what arrives, % of the limit", "96.4", "total"},
+				{"the same: spread between senders, %", "8.6", "spread"},
+			},
+			Why: []Reason{{[]string{"spread"}, "CAKE drops what is too much, evenly, before it has cost anything but the sender's work; cakectl holds the senders back, and what " +
+				"a sender has in its socket's buffer is booked and not moved when the others' shares change."}},
 			Loads:    []Load{{Name: "udp", UDP: &UDPLoad{Flows: 16, FrameBytes: fullFrame, TimesBandwidth: 4}}, ping},
 			Measures: slices.Concat([]Measure{total(), loss("udp"), spread("udp"), reordered("udp")}, pingTimes, windows),
 		},
@@ -211,7 +219,7 @@ func All() []Experiment {
 				{Name: "udp", UDP: &UDPLoad{Flows: 1, DSCP: af11, FrameBytes: fullFrame, TimesBandwidth: 2}},
 				ping,
 			},
-			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp"), loss("udp")}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp", near(20)), loss("udp")}, pingTimes, windows),
 		},
 		{
 			Name:  "call",
@@ -222,14 +230,14 @@ func All() []Experiment {
 				{Name: "call", UDP: &UDPLoad{Flows: 1, DSCP: ef, FrameBytes: callFrame, BitsPerSecond: 200e3, Delays: true}},
 				ping,
 			},
-			Measures: slices.Concat([]Measure{total(), share("bulk"), share("best effort"), loss("call"), delay("call", 0.5), delay("call", 0.99), delay("call", 1)}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), share("bulk", near(6.25)), share("best effort", nil), loss("call"), delay("call", 0.5), delay("call", 0.99), delay("call", 1)}, pingTimes, windows),
 		},
 		{
 			Name:     "tins",
 			Minor:    true,
 			About:    "Bulk (8 TCP flows, CS1), Best Effort (16) and Video (8, AF41), all saturating",
 			Loads:    []Load{tcp("bulk", 8, cs1), tcp("best effort", 16, bestEffort), tcp("video", 8, af41), ping},
-			Measures: slices.Concat([]Measure{total(), share("bulk"), share("best effort"), share("video")}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), share("bulk", near(6.25)), share("best effort", near(43.75)), share("video", near(50))}, pingTimes, windows),
 		},
 		{
 			Name:     "bulk",
@@ -304,8 +312,8 @@ func All() []Experiment {
 				back(tcp("video back", 1, af41)), back(tcp("voice back", 1, ef)),
 				ping,
 			},
-			Measures: slices.Concat([]Measure{total(), totalBack(), share("bulk"), share("best effort"), share("video"), share("voice"),
-				share("best effort back")}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), totalBack(), share("bulk", near(6.25)), share("best effort", near(18.75)), share("video", near(50)),
+				share("voice", near(25)), share("best effort back", near(18.75))}, pingTimes, windows),
 		},
 		{
 			Name:     "tcp500",
@@ -327,7 +335,7 @@ func All() []Experiment {
 				{Name: "udp", UDP: &UDPLoad{Flows: 1, DSCP: af11, FrameBytes: fullFrame, TimesBandwidth: 2}},
 				ping,
 			},
-			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp"), loss("udp"), roundTrip("tcp")}, pingTimes, windows),
+			Measures: slices.Concat([]Measure{total(), leastOfFair("tcp", 5), share("udp", near(20)), loss("udp"), roundTrip("tcp")}, pingTimes, windows),
 		},
 		{
 			Name:     "bbr8",
@@ -389,6 +397,10 @@ func gso(name string, network Network, measures ...Measure) Experiment {
 		About: "a ping beside 4 TCP uploads, super-packets split or capped and not",
 		Published: "CAKE, 2018, at 1 Gbit/s: ping 0.80 ms with super-packets split, 1.64 ms not split, " +
 			"3.32 ms with pfifo_fast, which gave one flow three times what the others had",
+		Figures: []Figure{
+			{"ping beside 4 uploads, ms", "0.80", "ping p50"},
+			{"the same: spread between uploads, %", "", "spread"},
+		},
 		Peers:   []string{"pfifo_fast", "cake-nosplit", "cake", "cakectl-uncapped", "cakectl"},
 		Rates:   []rates.Rate{200e6},
 		Network: network,

@@ -64,6 +64,18 @@ func TestAllAreSound(t *testing.T) {
 			}
 			measures[m.Name] = true
 		}
+		for _, f := range e.Figures {
+			if !measures[f.Measure] {
+				t.Errorf("%s: a published figure is of %s, which is not measured", e.Name, f.Measure)
+			}
+		}
+		for _, r := range e.Why {
+			for _, m := range r.Measures {
+				if !measures[m] {
+					t.Errorf("%s: there is a reason for %s, which is not measured", e.Name, m)
+				}
+			}
+		}
 		if !slices.IsSortedFunc(e.Actions, func(a, b Action) int { return int(1000 * (a.At - b.At)) }) {
 			t.Errorf("%s: actions are not in the order of their time, which measures count on", e.Name)
 		}
@@ -116,6 +128,61 @@ func TestTable(t *testing.T) {
 `
 	if diff := cmp.Diff(want, text.String()); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+// A shaper that is ahead is told, and why; one that holds no rate, and a little, is no lead.
+func TestLeads(t *testing.T) {
+	group := func(own, htb, none, pfifo float64) Group {
+		g := Group{Experiment: mustLookup(t, "udp16x4")}
+		for peer, spread := range map[string]float64{"cakectl": own, "cakectl-uncapped": 0, "htb": htb, "cake": pfifo, "none": none} {
+			row := Row{Run: Run{Experiment: "udp16x4", Peer: peer}, Values: map[string]float64{}}
+			for _, m := range g.Experiment.Measures {
+				row.Values[m.Name] = 1
+			}
+			row.Values["spread"] = spread
+			g.Rows = append(g.Rows, row)
+		}
+		return g
+	}
+	for _, test := range []struct {
+		group Group
+		want  []Standing
+	}{
+		{group(3, 2, 0, 1), []Standing{{"cake", 1}, {"htb", 2}}},
+		{group(3, 2.6, 0, 5), nil},
+		{group(3, 9, 0, 9), nil},
+	} {
+		var got []Standing
+		for _, l := range test.group.Leads() {
+			if l.Measure.Name != "spread" || l.Why == "" {
+				t.Errorf("a lead in %s, why: %q", l.Measure.Name, l.Why)
+			}
+			got = append(got, l.Ahead...)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("ahead (-want +got):\n%s", diff)
+		}
+	}
+	if cell := group(3, 2, 0, 1).Table(); !slices.ContainsFunc(cell, func(line []string) bool { return line[0] == "cakectl" && slices.Contains(line, "3.000 *") }) {
+		t.Errorf("the table does not mark what cakectl is behind in: %q", cell)
+	}
+}
+
+// What was published stands beside the best of the others and cakectl; what is broken is no number.
+func TestPublishedTable(t *testing.T) {
+	row := func(peer string, spread float64) Row {
+		return Row{Run: Run{Experiment: "udp16x4", Peer: peer, Rate: 40e6}, Values: map[string]float64{"spread": spread, "total": 99, "udp loss": 0}}
+	}
+	broken := Row{Run: Run{Experiment: "udp16x4", Peer: "cakectl", Rate: 200e6}, Error: "it is"}
+	groups, err := Groups([]Row{row("cake", 2), row("htb", 1), row("cakectl", 3), broken})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := PublishedTable(groups)
+	want := []string{"the same: spread between senders, %", "8.6", "1.000 (htb) / broken", "3.000 / broken"}
+	if diff := cmp.Diff(want, lines[len(lines)-1]); diff != "" {
+		t.Errorf("line (-want +got):\n%s", diff)
 	}
 }
 

@@ -29,8 +29,8 @@ func forwardCost() Experiment {
 		Network:    Routed,
 		Forwarding: &ForwardingLoad{Packets: 20000},
 		Measures: []Measure{
-			{"forwarded", "", func(o *outcome) (float64, error) { return o.forwarding.own, nil }},
-			{"forwarded above fq", "", func(o *outcome) (float64, error) { return o.forwarding.own - o.forwarding.base, nil }},
+			{"forwarded", "", least, func(o *outcome) (float64, error) { return o.forwarding.own, nil }},
+			{"forwarded above fq", "", least, func(o *outcome) (float64, error) { return o.forwarding.own - o.forwarding.base, nil }},
 		},
 	}
 }

@@ -22,6 +22,8 @@ type Measure struct {
 	Name string
 	// Unit is "" for a plain number.
 	Unit string
+	// Aim says which values are good; nil where more is as good as less.
+	Aim Aim
 	// Value computes it in that unit.
 	Value func(*outcome) (float64, error)
 }
@@ -103,14 +105,14 @@ func (o *outcome) seconds() float64 { return (o.end - o.begin).Seconds() }
 
 // total is what arrives, as a share of the bandwidth.
 func total() Measure {
-	return Measure{"total", "%", func(o *outcome) (float64, error) {
+	return Measure{"total", "%", near(100), func(o *outcome) (float64, error) {
 		return 100 * o.series.Rate(o.begin, o.end) / o.bandwidth, nil
 	}}
 }
 
 // goodput is TCP payload delivered, as a share of what headers leave of the bandwidth.
 func goodput(load string) Measure {
-	return Measure{"goodput", "%", func(o *outcome) (float64, error) {
+	return Measure{"goodput", "%", near(100), func(o *outcome) (float64, error) {
 		return 100 * o.flows[load].total() * 8 / o.seconds() / (o.bandwidth * tcpPayloadShare), nil
 	}}
 }
@@ -118,7 +120,7 @@ func goodput(load string) Measure {
 // jain is Jain's fairness index over the flows of a load: 1 when all get the same, 1/n when one gets
 // everything.
 func jain(loads ...string) Measure {
-	return Measure{"Jain", "", func(o *outcome) (float64, error) {
+	return Measure{"Jain", "", most, func(o *outcome) (float64, error) {
 		var flows flowCounts
 		for _, load := range loads {
 			flows = append(flows, o.flows[load]...)
@@ -130,7 +132,7 @@ func jain(loads ...string) Measure {
 // timesFair is what the flows of a load got on average, as a multiple of an equal share of what so many
 // flows got together.
 func timesFair(load string, others ...string) Measure {
-	return Measure{load, "x fair", func(o *outcome) (float64, error) {
+	return Measure{load, "x fair", near(1), func(o *outcome) (float64, error) {
 		own := o.flows[load]
 		total, flows := own.total(), len(own)
 		for _, other := range others {
@@ -143,7 +145,7 @@ func timesFair(load string, others ...string) Measure {
 
 // totalBack is what arrives at the sender, as a share of the bandwidth.
 func totalBack() Measure {
-	return Measure{"total back", "%", func(o *outcome) (float64, error) {
+	return Measure{"total back", "%", near(100), func(o *outcome) (float64, error) {
 		return 100 * o.seriesBack.Rate(o.begin, o.end) / o.bandwidth, nil
 	}}
 }
@@ -151,13 +153,13 @@ func totalBack() Measure {
 // marked is how many segments of a TCP load arrived with a mark of congestion, resent how many were
 // sent again, since the start.
 func marked(load string) Measure {
-	return Measure{load + " marked", "", func(o *outcome) (float64, error) {
+	return Measure{load + " marked", "", nil, func(o *outcome) (float64, error) {
 		return float64(o.tcp[load].Marked), nil
 	}}
 }
 
 func resent(load string) Measure {
-	return Measure{load + " resent", "", func(o *outcome) (float64, error) {
+	return Measure{load + " resent", "", least, func(o *outcome) (float64, error) {
 		return float64(o.tcp[load].Retransmits), nil
 	}}
 }
@@ -165,14 +167,14 @@ func resent(load string) Measure {
 // roundTrip is the median of the round-trip times that the flows of a TCP load see at the end: the
 // delay of those who fill the queue.
 func roundTrip(load string) Measure {
-	return Measure{load + " RTT", "ms", func(o *outcome) (float64, error) {
+	return Measure{load + " RTT", "ms", least, func(o *outcome) (float64, error) {
 		return milliseconds(stats.Quantile(o.tcp[load].RTTs, 0.5)), nil
 	}}
 }
 
 // byteQueueLimit is the highest of the NIC's transmit queues, which is how much the driver may hold.
 func byteQueueLimit() Measure {
-	return Measure{"BQL", "KB", func(o *outcome) (float64, error) {
+	return Measure{"BQL", "KB", least, func(o *outcome) (float64, error) {
 		if len(o.byteQueueLimits) == 0 {
 			return 0, fmt.Errorf("the NIC has no byte-queue limits")
 		}
@@ -183,7 +185,7 @@ func byteQueueLimit() Measure {
 // spread is the difference between the flows of a load that got most and least, as a share of the
 // mean.
 func spread(load string) Measure {
-	return Measure{"spread", "%", func(o *outcome) (float64, error) {
+	return Measure{"spread", "%", least, func(o *outcome) (float64, error) {
 		counts := o.flows[load]
 		mean := counts.total() / float64(len(counts))
 		return 100 * float64(slices.Max(counts)-slices.Min(counts)) / mean, nil
@@ -192,28 +194,28 @@ func spread(load string) Measure {
 
 // loss is the share of a UDP load's packets that never arrived, of all that the sockets took.
 func loss(load string) Measure {
-	return Measure{load + " loss", "%", func(o *outcome) (float64, error) {
+	return Measure{load + " loss", "%", least, func(o *outcome) (float64, error) {
 		return 100 * o.udp[load].Lost(), nil
 	}}
 }
 
 // reordered counts the packets of a UDP load that arrived after later ones of their flow.
 func reordered(load string) Measure {
-	return Measure{load + " reordered", "", func(o *outcome) (float64, error) {
+	return Measure{load + " reordered", "", least, func(o *outcome) (float64, error) {
 		return float64(o.udp[load].Reordered), nil
 	}}
 }
 
 // retransmits counts the segments that iperf3 says TCP sent again.
 func retransmits(load string) Measure {
-	return Measure{"retransmits", "", func(o *outcome) (float64, error) {
+	return Measure{"retransmits", "", least, func(o *outcome) (float64, error) {
 		return float64(o.iperf[load].Retransmits), nil
 	}}
 }
 
 // share is what arrives of a load, in frames, as a share of the bandwidth.
-func share(load string) Measure {
-	return Measure{load, "%", func(o *outcome) (float64, error) {
+func share(load string, aim Aim) Measure {
+	return Measure{load, "%", aim, func(o *outcome) (float64, error) {
 		series, class := o.arrived(load)
 		return 100 * series.Rate(o.begin, o.end, class) / o.bandwidth, nil
 	}}
@@ -222,7 +224,7 @@ func share(load string) Measure {
 // leastOfFair is what the TCP flow that got least got, as a multiple of an equal share of the
 // bandwidth among so many flows.
 func leastOfFair(load string, flows int) Measure {
-	return Measure{"least " + load, "x fair", func(o *outcome) (float64, error) {
+	return Measure{"least " + load, "x fair", near(1), func(o *outcome) (float64, error) {
 		least := float64(slices.Min(o.flows[load]))
 		return least * 8 / o.seconds() / (o.bandwidth * tcpPayloadShare / float64(flows)), nil
 	}}
@@ -230,7 +232,7 @@ func leastOfFair(load string, flows int) Measure {
 
 // delay is a quantile of the one-way delays of a UDP load; 1 is the maximum.
 func delay(load string, q float64) Measure {
-	return Measure{load + " " + quantileName(q), "ms", func(o *outcome) (float64, error) {
+	return Measure{load + " " + quantileName(q), "ms", least, func(o *outcome) (float64, error) {
 		delays := o.udp[load].Delays
 		if len(delays) == 0 {
 			return 0, fmt.Errorf("no packet of %s arrived", load)
@@ -242,7 +244,7 @@ func delay(load string, q float64) Measure {
 // totalFrom is what arrives in a part of the measured time (shares of it), as a share of the
 // bandwidth.
 func totalFrom(name string, from, to float64) Measure {
-	return Measure{name, "%", func(o *outcome) (float64, error) {
+	return Measure{name, "%", near(100), func(o *outcome) (float64, error) {
 		length := float64(o.end - o.begin)
 		begin, end := o.begin+time.Duration(from*length), o.begin+time.Duration(to*length)
 		return 100 * o.series.Rate(begin, end) / o.bandwidth, nil
@@ -252,7 +254,7 @@ func totalFrom(name string, from, to float64) Measure {
 // worstFrom is the highest rate of any window of a length in a part of the measured time, as a
 // multiple of the bandwidth.
 func worstFrom(name string, length time.Duration, from, to float64) Measure {
-	return Measure{name, "x", func(o *outcome) (float64, error) {
+	return Measure{name, "x", near(1), func(o *outcome) (float64, error) {
 		whole := float64(o.end - o.begin)
 		begin, end := o.begin+time.Duration(from*whole), o.begin+time.Duration(to*whole)
 		return o.series.Windows(begin, end, length).Max / o.bandwidth, nil
@@ -268,7 +270,7 @@ const (
 // held is how long after an action its rate (a multiple of the experiment's) was reached for good:
 // from when on every window of 50 ms, until the next action, is within 5 % of it.
 func held(name string, action int, timesBandwidth float64) Measure {
-	return Measure{name, "ms", func(o *outcome) (float64, error) {
+	return Measure{name, "ms", least, func(o *outcome) (float64, error) {
 		from, to := o.acted[action], o.end
 		if action+1 < len(o.acted) {
 			to = o.acted[action+1] - heldWindow
@@ -280,7 +282,7 @@ func held(name string, action int, timesBandwidth float64) Measure {
 
 // after is the rate in the first 100 ms after an action, as a multiple of the action's rate.
 func after(name string, action int, timesBandwidth float64) Measure {
-	return Measure{name, "x", func(o *outcome) (float64, error) {
+	return Measure{name, "x", near(1), func(o *outcome) (float64, error) {
 		t := o.acted[action]
 		return o.series.Rate(t, t+100*time.Millisecond) / (timesBandwidth * o.bandwidth), nil
 	}}
@@ -288,7 +290,7 @@ func after(name string, action int, timesBandwidth float64) Measure {
 
 // pingTime is a quantile of the round-trip times; 1 is the maximum.
 func pingTime(load string, q float64) Measure {
-	return Measure{load + " " + quantileName(q), "ms", func(o *outcome) (float64, error) {
+	return Measure{load + " " + quantileName(q), "ms", least, func(o *outcome) (float64, error) {
 		r := o.ping[load]
 		if len(r.RTTs) == 0 {
 			return 0, fmt.Errorf("none of %d pings was answered", r.Sent)
@@ -320,7 +322,7 @@ var (
 // window is the rate in windows of a length, from the very first packet on, as a multiple of the
 // bandwidth.
 func window(length time.Duration, statistic windowStatistic) Measure {
-	return Measure{fmt.Sprintf("%v %s", length, statistic.name), "x", func(o *outcome) (float64, error) {
+	return Measure{fmt.Sprintf("%v %s", length, statistic.name), "x", near(1), func(o *outcome) (float64, error) {
 		first, ok := o.series.First(o.start)
 		if !ok {
 			return 0, fmt.Errorf("nothing arrived")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cakectl/cakectl/lab/shaper"
 	"github.com/cakectl/cakectl/lab/stats"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
@@ -69,9 +70,14 @@ func (g Group) Median(peer, measure string) (float64, bool) {
 	return stats.Median(values), true
 }
 
+// aheadMark is on what cakectl is behind a shaper in.
+const aheadMark = " *"
+
 // Table is a line for each shaper below one of names, with the median of each measure and, where there
-// are several runs, its smallest and largest value.
+// are several runs, its smallest and largest value. Where a shaper is ahead of cakectl, cakectl's value
+// has a mark.
 func (g Group) Table() [][]string {
+	leads := g.Leads()
 	lines := [][]string{{"shaper"}}
 	for _, measure := range g.Experiment.Measures {
 		lines[0] = append(lines[0], measure.Header())
@@ -85,7 +91,11 @@ func (g Group) Table() [][]string {
 		line := []string{peer}
 		good := g.Good(peer)
 		for _, measure := range g.Experiment.Measures {
-			line = append(line, measure.cell(good))
+			cell := measure.cell(good)
+			if peer == shaper.Ours && slices.ContainsFunc(leads, func(l Lead) bool { return l.Measure.Name == measure.Name }) {
+				cell += aheadMark
+			}
+			line = append(line, cell)
 		}
 		if idle {
 			line = append(line, idleCell(good))
@@ -120,6 +130,9 @@ func Table(w io.Writer, rows []Row) error {
 			text += g.Experiment.Remark + "\n\n"
 		}
 		text += Markdown(g.Table()) + "\n"
+		for _, e := range Explain(g.Leads()) {
+			text += "\\* " + e.String() + "\n\n"
+		}
 		for _, note := range g.Broken() {
 			text += "**Broken** " + note + "\n\n"
 		}

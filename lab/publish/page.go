@@ -30,6 +30,7 @@ const (
 type page struct {
 	experiments.Results
 	Failure     string
+	Published   [][]string
 	Experiments []*section
 }
 
@@ -42,6 +43,7 @@ type section struct {
 type groupView struct {
 	experiments.Group
 	Lines    [][]string
+	Ahead    []experiments.Explained
 	Broken   []string
 	Pictures []pictureView
 }
@@ -61,7 +63,7 @@ func Write(dir string, r experiments.Results) error {
 	if err := errors.Join(os.RemoveAll(plots), os.MkdirAll(plots, 0o755)); err != nil {
 		return err
 	}
-	view := page{Results: r}
+	view := page{Results: r, Published: experiments.PublishedTable(groups)}
 	if err := r.Check(); err != nil {
 		view.Failure = err.Error()
 	}
@@ -75,7 +77,7 @@ func Write(dir string, r experiments.Results) error {
 		if err != nil {
 			return err
 		}
-		view.Experiments[i].Groups = append(view.Experiments[i].Groups, groupView{g, g.Table(), g.Broken(), pictures})
+		view.Experiments[i].Groups = append(view.Experiments[i].Groups, groupView{g, g.Table(), experiments.Explain(g.Leads()), g.Broken(), pictures})
 	}
 	html, err := template.New(pageFile).Parse(pageText)
 	if err != nil {

@@ -91,12 +91,9 @@ var looks = []look{
 
 func lookOf(i int) look { return looks[i%len(looks)] }
 
-// ours is the shaper that the report is about.
-const ours = "cakectl"
-
 // lookOfPeer is the same in all pictures.
 func lookOfPeer(name string) look {
-	if name == ours {
+	if name == shaper.Ours {
 		return looks[0]
 	}
 	return lookOf(1 + slices.IndexFunc(shaper.Peers(), func(p shaper.Peer) bool { return p.Name == name }))

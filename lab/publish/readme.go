@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cakectl/cakectl/lab/experiments"
+	"github.com/cakectl/cakectl/lab/shaper"
 )
 
 // What the README's table stands between.
@@ -16,6 +17,9 @@ const (
 	readmeBegin = "<!-- lab: begin, written by go run ./lab -from FILE -readme README.md -->\n"
 	readmeEnd   = "<!-- lab: end -->\n"
 )
+
+// aheadMark is on what a shaper beside cakectl is better in.
+const aheadMark = "*"
 
 // readmePeers are the columns of the table.
 var readmePeers = []string{"htb+fq_codel", "cake", "cake_mq", "edt", "cakectl"}
@@ -87,9 +91,13 @@ func readmeTable(r experiments.Results) (string, error) {
 		rates = append(rates, rate.String())
 	}
 	intro := fmt.Sprintf("Side by side in VMs (Linux %s), `%s` over %d queues where nothing else is said, %v measured after %v, at the receiver; medians of %d runs. "+
-		"\"x\" is a multiple of the bandwidth (or of a fair share), windows count from the first packet on.\n\n",
+		"\"x\" is a multiple of the bandwidth (or of a fair share), windows count from the first packet on, \"*\" tells that a shaper beside cakectl is ahead.\n\n",
 		r.Kernel, strings.Join(rates, " / "), r.Plan.Queues[0], r.Plan.Duration, r.Plan.Warmup, r.Plan.Repeat)
-	return intro + experiments.Markdown(lines) + "\n" + "    " + strings.Join(r.Command, " ") + "\n", nil
+	text := intro + experiments.Markdown(lines) + "\n"
+	if published := experiments.PublishedTable(groups); len(published) > 1 {
+		text += "What others published of such set-ups, and the same here:\n\n" + experiments.Markdown(published) + "\n"
+	}
+	return text + "    " + strings.Join(r.Command, " ") + "\n", nil
 }
 
 // readmeCell is a median at each rate, with the first number of queues.
@@ -103,6 +111,8 @@ func readmeCell(groups []experiments.Group, experiment, peer, measure string) st
 		queues = g.Queues
 		value, ok := g.Median(peer, measure)
 		switch {
+		case ok && peer == shaper.Ours && slices.ContainsFunc(g.Leads(), func(l experiments.Lead) bool { return l.Measure.Name == measure }):
+			cells = append(cells, experiments.Number(value)+aheadMark)
 		case ok:
 			cells = append(cells, experiments.Number(value))
 		case slices.Contains(g.Peers(), peer):

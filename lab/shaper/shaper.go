@@ -53,6 +53,12 @@ type Peer struct {
 	attach  func(ctx context.Context, t Target) (Shaped, error)
 }
 
+// Ours is the shaper that the others are beside.
+const Ours = "cakectl"
+
+// IsOurs tells that the peer is cakectl, with whatever options.
+func (p Peer) IsOurs() bool { return strings.HasPrefix(p.Name, Ours) }
+
 // Peers are all kinds of shapers, in the order in which tables list them.
 func Peers() []Peer {
 	return []Peer{
