@@ -155,7 +155,8 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 		// What happens outside the guest goes by the host's clock.
 		config.VirtioQueues, config.ICount = e.Queues[0], false
 	}
-	limit := plan.Warmup + plan.Duration + l.patience
+	// The more CPUs take turns, the longer it takes to boot.
+	limit := plan.Warmup + plan.Duration + l.patience*time.Duration(1+e.CPUs()/4)
 	config.Timeout = limit * time.Duration(1+len(plan.Runs()))
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

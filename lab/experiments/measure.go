@@ -28,6 +28,12 @@ type Measure struct {
 	Value func(*outcome) (float64, error)
 }
 
+// unjudged is the measure where more is as good as less.
+func (m Measure) unjudged() Measure {
+	m.Aim = nil
+	return m
+}
+
 // outcome is what a run leaves to be measured. Times are those of [meter.Now].
 type outcome struct {
 	bandwidth float64 // bits per second

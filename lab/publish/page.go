@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/cakectl/cakectl/lab/experiments"
+	"github.com/cakectl/cakectl/lab/shaper"
 )
 
 //go:embed page.html
@@ -127,3 +128,10 @@ func (p page) Setting() string {
 
 // CommandLine is what was run.
 func (p page) CommandLine() string { return strings.Join(p.Command, " ") }
+
+// Shapers are those that took part.
+func (p page) Shapers() []shaper.Peer {
+	return slices.DeleteFunc(shaper.Peers(), func(peer shaper.Peer) bool {
+		return !slices.ContainsFunc(p.Rows, func(r experiments.Row) bool { return r.Peer == peer.Name })
+	})
+}
