@@ -17,18 +17,19 @@ func (a *app) checkCommand() *cobra.Command {
 		Long: `Read a configuration file as serve and apply do, and say everything that is wrong with it,
 each mistake with its line. Neither the kernel nor a daemon is asked.
 
-The file is YAML, with these keys; docs/CONFIG.md describes each of them:
+The file is YAML, with these keys; cakectl.yaml(5), docs/CONFIG.md, describes each of them:
 
-  metrics: ADDRESS or none
-  defaults: settings of all devices, where they have no other
-  devices:
-    NAME:
-      bandwidth, diffserv, split, isolation, flows, rtt: as the flags of attach
-      overhead, mpu, cells (atm, ptm or noatm), map (a list), fwmark: as those too
-      inner_dscp, wash, whole_gso, keep, replace, check_queues: true or false
-      on_drift: repair or report
-      tins:
-        NAME: {rate: RATE, ceil: RATE}`,
+    metrics: ADDRESS or none
+    defaults: settings of all devices, where they have no other
+    devices:
+      NAME:
+        bandwidth, diffserv, split, isolation, flows, rtt: as the flags of attach
+        overhead, mpu, map (a list), fwmark: as those too
+        cells: atm, ptm or noatm
+        inner_dscp, wash, whole_gso, keep, replace, check_queues: true or false
+        on_drift: repair or report
+        tins:
+          NAME: {rate: RATE, ceil: RATE}`,
 		Example: `  cakectl check /etc/cakectl.yaml`,
 		Args:    oneFile,
 		RunE: func(_ *cobra.Command, args []string) error {
