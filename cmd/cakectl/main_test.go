@@ -151,6 +151,7 @@ func runScripts(t *testing.T, dir string) {
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"netns":    netnsCommand,
 			"veth":     vethCommand,
+			"capped":   cappedCommand,
 			"uncapped": uncappedCommand,
 			"exits":    exitsCommand,
 			"retry":    retryCommand,
@@ -225,6 +226,22 @@ func uncappedCommand(ts *testscript.TestScript, neg bool, args []string) {
 	runtime.LockOSThread()
 	for _, capability := range []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN} {
 		ts.Check(unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0))
+	}
+}
+
+// cappedCommand leaves the programs that the script runs from now on the capabilities that deploy/cakectl.service
+// does.
+func cappedCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: capped")
+	}
+	runtime.LockOSThread()
+	for capability := range unix.CAP_LAST_CAP + 1 {
+		switch capability {
+		case unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON:
+		default:
+			ts.Check(unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(capability), 0, 0, 0))
+		}
 	}
 }
 
