@@ -45,8 +45,13 @@ build: ## build bin/cakectl; needs Go only
 	CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath -o bin/cakectl ./cmd/cakectl
 
 .PHONY: install
-install: build ## install the program under PREFIX (/usr/local)
+install: build ## install the program, its unit, manual pages and examples under PREFIX (/usr/local)
 	install -D -m 0755 bin/cakectl $(DESTDIR)$(PREFIX)/sbin/cakectl
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)$(PREFIX)/share/man/man5 $(DESTDIR)$(PREFIX)/share/man/man8 $(DESTDIR)$(PREFIX)/share/cakectl
+	sed 's|/usr/local/sbin/|$(PREFIX)/sbin/|' deploy/cakectl.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/cakectl.service
+	install -m 0644 docs/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5
+	install -m 0644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -m 0644 deploy/cakectl.yaml deploy/alerts.yaml deploy/grafana.json deploy/kubernetes.yaml $(DESTDIR)$(PREFIX)/share/cakectl
 
 .PHONY: demo
 demo: setup-run ## shape real traffic and show it, in a VM where this kernel has no sch_fq
