@@ -41,8 +41,9 @@ type outcome struct {
 	start     time.Duration
 	// begin and end are the measured time, after the warm-up.
 	begin, end time.Duration
-	acted      []time.Duration // when each action was done
-	notes      []note          // at each action
+	// acting and acted are when each action began, and when it was done.
+	acting, acted []time.Duration
+	notes         []note // at each action
 	// series is what arrived at the receiver, seriesBack at the sender.
 	series, seriesBack *meter.Series
 	// flows is what each flow delivered from begin to end: bytes of payload of TCP, packets of UDP.
@@ -274,12 +275,12 @@ const (
 )
 
 // held is how long after an action its rate (a multiple of the experiment's) was reached for good:
-// from when on every window of 50 ms, until the next action, is within 5 % of it.
+// from when on every window of 50 ms, until the next action begins, is within 5 % of it.
 func held(name string, action int, timesBandwidth float64) Measure {
 	return Measure{name, "ms", least, func(o *outcome) (float64, error) {
 		from, to := o.acted[action], o.end
-		if action+1 < len(o.acted) {
-			to = o.acted[action+1] - heldWindow
+		if action+1 < len(o.acting) {
+			to = o.acting[action+1]
 		}
 		since := o.series.HeldSince(from, to, heldWindow, timesBandwidth*o.bandwidth, heldWithin)
 		return milliseconds(since - from), nil

@@ -124,14 +124,14 @@ type trial struct {
 	meter, meterBack *meter.Meter
 	closers          []func() error
 
-	tcp   map[string]*traffic.TCP
-	udp   map[string]*traffic.UDP
-	iperf map[string]*traffic.Iperf
-	ping  map[string]*traffic.Ping
-	short map[string]*traffic.Short
-	ended map[string]flowCounts // of TCP that ended under way
-	acted []time.Duration
-	notes []note
+	tcp           map[string]*traffic.TCP
+	udp           map[string]*traffic.UDP
+	iperf         map[string]*traffic.Iperf
+	ping          map[string]*traffic.Ping
+	short         map[string]*traffic.Short
+	ended         map[string]flowCounts // of TCP that ended under way
+	acting, acted []time.Duration
+	notes         []note
 }
 
 // prepare puts shapers and meters on the network.
@@ -224,7 +224,7 @@ func (t *trial) run(ctx context.Context) (*outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.acted, o.notes = t.acted, t.notes
+	o.acting, o.acted, o.notes = t.acting, t.acted, t.notes
 	if o.series, err = t.meter.Read(); err != nil {
 		return nil, err
 	}
@@ -431,6 +431,7 @@ func (t *trial) do(ctx context.Context, action Action) (err error) {
 	if note.flows, err = t.counts(); err != nil {
 		return err
 	}
+	t.acting = append(t.acting, meter.Now())
 	for _, shaped := range t.shaped {
 		if action.TimesBandwidth > 0 {
 			if err := shaped.SetRate(ctx, rates.Rate(action.TimesBandwidth*float64(t.row.Rate))); err != nil {
