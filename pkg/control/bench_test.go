@@ -4,13 +4,16 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,78 +34,28 @@ func BenchmarkReactionOnBusyCPUs(b *testing.B) {
 		// A queue counts as idle two epochs after its last packet has left.
 		epoch = time.Millisecond
 	)
-	testnet.Enter(b)
-	device := testnet.Veth(b, queues)
-	datapath, err := loader.Load(loader.Options{Queues: queues, Tins: 1, LinkHeaderBytes: 14})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer datapath.Close()
-	err = datapath.Configure(loader.Settings{
-		Bandwidth: bandwidth, LocalHorizon: time.Second, ForwardHorizon: time.Second, FullPacketBytes: 1514,
-		Epoch: epoch, EqualFlows: true, Queues: queues, Tins: []loader.TinSettings{{Rate: bandwidth, Ceil: rates.Unlimited}},
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	attachment, err := datapath.Attach(device, "")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer datapath.Detach(device, attachment, filepath.Join(b.TempDir(), "none"))
-	events, err := datapath.Events()
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer events.Close()
-	senders := make([]net.Conn, queues)
-	for i := range senders {
-		if senders[i], err = net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, strconv.Itoa(2000+i))); err != nil {
-			b.Fatal(err)
-		}
-		defer senders[i].Close()
-	}
+	datapath, events := attached(b, queues, bandwidth, epoch)
 	for range runtime.NumCPU() {
-		busy := exec.CommandContext(b.Context(), "sh", "-c", "while :; do :; done")
-		if err := busy.Start(); err != nil {
-			b.Fatal(err)
-		}
-		defer func() {
-			_ = busy.Process.Kill()
-			_ = busy.Wait()
-		}()
+		runBeside(b, exec.Command("sh", "-c", "while :; do :; done"))
 	}
+	// Half of what the bandwidth carries, and from another process: the daemon sends nothing.
+	sendInTurns(b, queues, 4*epoch)
 
-	reacted := make(chan time.Duration, b.N+1)
+	var took []time.Duration
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
 	c := New(datapath, Options{
-		Config:  oneTin(bandwidth),
-		Reacted: func(took time.Duration) { reacted <- took },
-		Log:     slog.New(slog.DiscardHandler),
+		Config: oneTin(bandwidth),
+		Reacted: func(t time.Duration) {
+			if took = append(took, t); len(took) == b.N {
+				cancel()
+			}
+		},
+		Log: slog.New(slog.DiscardHandler),
 	})
 	c.limiter = rate.NewLimiter(rate.Inf, 0) // which would make 10,000 of them take a quarter of an hour
-	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx, events) }()
-	payload := make([]byte, 1400)
-	var took []time.Duration
-	pause := time.NewTicker(4 * epoch) // half of what the bandwidth carries
-	defer pause.Stop()
-	for i := 0; len(took) < b.N; {
-		select {
-		case t := <-reacted:
-			took = append(took, t)
-		case <-pause.C:
-			for range 2 { // the second has the first before it, so that the flow counts
-				if _, err := senders[i%queues].Write(payload); err != nil {
-					b.Fatal(err)
-				}
-			}
-			i++
-		}
-	}
-	cancel()
-	if err := <-done; err != nil {
-		b.Error(err)
+	if err := c.Run(ctx, events); err != nil {
+		b.Fatal(err)
 	}
 	slices.Sort(took)
 	report := func(quantile float64, unit string) {
@@ -112,4 +65,93 @@ func BenchmarkReactionOnBusyCPUs(b *testing.B) {
 	report(0.5, "us-p50")
 	report(0.99, "us-p99")
 	report(1, "us-max")
+}
+
+// attached is a data path with one tin at work on a device.
+func attached(t testing.TB, queues int, bandwidth rates.Rate, epoch time.Duration) (*loader.DataPath, *loader.Events) {
+	t.Helper()
+	testnet.Enter(t)
+	device := testnet.Veth(t, queues)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	datapath, err := loader.Load(loader.Options{Queues: queues, Tins: 1, LinkHeaderBytes: 14})
+	must(err)
+	t.Cleanup(func() { datapath.Close() })
+	must(datapath.Configure(loader.Settings{
+		Bandwidth: bandwidth, LocalHorizon: time.Second, ForwardHorizon: time.Second, FullPacketBytes: 1514,
+		Epoch: epoch, EqualFlows: true, Queues: queues, Tins: []loader.TinSettings{{Rate: bandwidth, Ceil: rates.Unlimited}},
+	}))
+	attachment, err := datapath.Attach(device, "")
+	must(err)
+	t.Cleanup(func() { datapath.Detach(device, attachment, filepath.Join(t.TempDir(), "none")) })
+	events, err := datapath.Events()
+	must(err)
+	t.Cleanup(func() { events.Close() })
+	return datapath, events
+}
+
+// runBeside runs a command until the test ends: in a session of its own, as services are. Kernels with
+// CONFIG_SCHED_AUTOGROUP share the CPUs out by session.
+func runBeside(t testing.TB, command *exec.Cmd) {
+	t.Helper()
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+}
+
+// sendInTurns lets flows send in turns, from another process, until the test ends.
+func sendInTurns(t testing.TB, flows int, pause time.Duration) {
+	t.Helper()
+	sender := exec.Command(os.Args[0])
+	sender.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", senderVariable, flows, pause))
+	runBeside(t, sender)
+}
+
+// senderVariable makes the test binary a sender: a number of flows, and the pause from one to the next.
+const senderVariable = "CAKECTL_BENCH_SENDER"
+
+func TestMain(m *testing.M) {
+	if task := os.Getenv(senderVariable); task != "" {
+		fmt.Fprintln(os.Stderr, send(task))
+		os.Exit(1)
+	}
+	m.Run()
+}
+
+// send lets flows send in turns until the process ends, two packets at a time: the second has the
+// first before it, so that the flow counts.
+func send(task string) error {
+	var flows int
+	var pause string
+	if _, err := fmt.Sscan(task, &flows, &pause); err != nil {
+		return err
+	}
+	gap, err := time.ParseDuration(pause)
+	if err != nil {
+		return err
+	}
+	senders := make([]net.Conn, flows)
+	for i := range senders {
+		if senders[i], err = net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, strconv.Itoa(2000+i))); err != nil {
+			return err
+		}
+	}
+	payload := make([]byte, 1400)
+	for i := 0; ; i++ {
+		for range 2 {
+			if _, err := senders[i%flows].Write(payload); err != nil {
+				return err
+			}
+		}
+		time.Sleep(gap)
+	}
 }

@@ -103,6 +103,13 @@ func New(kernel Kernel, o Options) *Controller {
 
 // Run answers events until ctx ends, and returns nil then.
 func (c *Controller) Run(ctx context.Context, events Events) error {
+	return onUrgentThread(
+		func(err error) { c.log.Debug("the controller may have to wait for a CPU", "err", err) },
+		func() error { return c.run(ctx, events) },
+	)
+}
+
+func (c *Controller) run(ctx context.Context, events Events) error {
 	for {
 		first, err := events.Next(ctx)
 		if ctx.Err() != nil {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -86,6 +87,11 @@ type DataPath struct {
 	objects dataPathObjects
 	tcx     link.Link // nil unless attached by tcx
 	queues  int
+
+	// Buffers of Active, which is called for each event.
+	reading   sync.Mutex
+	shardKeys []uint32
+	shards    []dataPathShard
 }
 
 // Load puts a new data path into the kernel. Nothing is attached or pinned yet, so closing it leaves

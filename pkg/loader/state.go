@@ -50,8 +50,13 @@ func (d *DataPath) Cells() ([]rates.Grant, error) {
 
 // Active appends the (queue, tin)s that are active now, with their flow counts, to buf.
 func (d *DataPath) Active(buf []rates.Cell) ([]rates.Cell, error) {
-	keys := make([]uint32, d.objects.Shards.MaxEntries())
-	shards := make([]dataPathShard, len(keys))
+	d.reading.Lock()
+	defer d.reading.Unlock()
+	if d.shardKeys == nil {
+		d.shardKeys = make([]uint32, d.objects.Shards.MaxEntries())
+		d.shards = make([]dataPathShard, len(d.shardKeys))
+	}
+	keys, shards := d.shardKeys, d.shards
 	var cursor ebpf.MapBatchCursor
 	n, err := d.objects.Shards.BatchLookup(&cursor, keys, shards, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -93,7 +93,8 @@ func (d *DataPath) Renew(device netlink.Link, options Options, dir string) error
 	if err := os.Rename(pin+buildingSuffix, pin); err != nil {
 		return fmt.Errorf("put the program's pin in place: %w", err)
 	}
-	*d, *renewed = *renewed, *d
+	d.objects, renewed.objects = renewed.objects, d.objects
+	d.tcx, renewed.tcx = renewed.tcx, d.tcx
 	return nil
 }
 
