@@ -61,6 +61,20 @@ func controllerExperiments() []Experiment {
 			},
 		},
 		{
+			Name:  "flap",
+			Minor: true,
+			About: "8 TCP flows beside 8 UDP flows that want just what is theirs, over 32 queues: they turn active and idle all the time",
+			Peers: []string{"cake_mq", "cakectl"}, Queues: []int{queues},
+			Loads: []Load{
+				tcp("tcp", 8, bestEffort),
+				{Name: "udp", UDP: &UDPLoad{Flows: 8, DSCP: af11, FrameBytes: fullFrame, TimesBandwidth: 0.5}},
+			},
+			Actions: []Action{{At: 0.1, Work: true}, {At: 0.95, Work: true}},
+			Measures: []Measure{
+				total(), jain("tcp"), share("udp", near(50)), loss("udp"), rate("recomputes", 0, 1, recomputes), rate("writes", 0, 1, writes),
+			},
+		},
+		{
 			Name:  "churn",
 			Minor: true,
 			About: "8 long TCP flows beside 200 short ones a second, of 5,000 bytes each, over 32 queues",
