@@ -7,7 +7,19 @@ import (
 	"fmt"
 
 	"github.com/cakectl/cakectl/pkg/api"
+	"github.com/cakectl/cakectl/pkg/daemon"
 )
+
+// client asks the daemon of a device of this network namespace.
+func (a *app) client(device string) *api.Client {
+	return api.NewClient(a.env.RunDir, device).From(a.netns)
+}
+
+// host asks the daemon of many devices of this network namespace.
+func (a *app) host() *api.HostClient { return api.NewHostClient(a.env.RunDir).From(a.netns) }
+
+// isElsewhere tells whether a daemon of another network namespace has answered.
+func isElsewhere(err error) bool { return daemon.KindOf(err) == api.KindElsewhere }
 
 // on does something with an attached device: through its daemon if there is one, else directly.
 // do is called a second time when the daemon ends without an answer, so it has to be idempotent.
@@ -17,7 +29,7 @@ func (a *app) on(device string, do func(api.Device) error) error {
 		return err
 	}
 	if a.shapers.Stopped(recorded) == 0 {
-		err := do(api.NewClient(a.env.RunDir, recorded))
+		err := do(a.client(recorded))
 		if !errors.Is(err, api.ErrNoDaemon) {
 			return err
 		}
@@ -41,7 +53,7 @@ func (a *app) change(verb, device string, do func(api.Device) error) error {
 		return fmt.Errorf("%s %s: process %d serves it and is stopped: let it go on (kill -CONT %[3]d), or end it (kill -KILL %[3]d)", verb, device, pid)
 	}
 	return a.on(device, func(d api.Device) error {
-		if _, daemon := d.(*api.Client); !daemon {
+		if _, asked := d.(*api.Client); !asked {
 			if err := requireCapabilities(verb, device); err != nil {
 				return err
 			}

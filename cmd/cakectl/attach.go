@@ -223,7 +223,7 @@ func (a *app) daemonOf(ctx context.Context, r request) (*api.Client, api.Status,
 	if pid := a.shapers.Stopped(recorded); pid != 0 {
 		return nil, api.Status{}, prefix("attach", r.device, fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid))
 	}
-	client := api.NewClient(a.env.RunDir, recorded)
+	client := a.client(recorded)
 	status, err := client.Status(ctx)
 	if err != nil {
 		return nil, api.Status{}, err
@@ -237,8 +237,10 @@ func (a *app) daemonOf(ctx context.Context, r request) (*api.Client, api.Status,
 // attachThroughServe hands the device to the daemon of many. It returns [api.ErrNoDaemon] if there is
 // none.
 func (a *app) attachThroughServe(ctx context.Context, r request) error {
-	host := api.NewHostClient(a.env.RunDir)
-	if _, err := host.Devices(ctx); err != nil {
+	host := a.host()
+	if _, err := host.Devices(ctx); isElsewhere(err) {
+		return api.ErrNoDaemon
+	} else if err != nil {
 		return err
 	}
 	found, err := a.attachedSpec(r.device)
@@ -258,7 +260,7 @@ func (a *app) attachThroughServe(ctx context.Context, r request) error {
 	if outcome.Result != api.ResultAttached {
 		return nil
 	}
-	status, err := api.NewClient(a.env.RunDir, r.device).Status(ctx)
+	status, err := a.client(r.device).Status(ctx)
 	if err != nil {
 		return err
 	}

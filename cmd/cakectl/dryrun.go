@@ -34,9 +34,9 @@ func (a *app) dryRun(ctx context.Context, r request) error {
 	if !errors.Is(err, api.ErrNoDaemon) {
 		return err
 	}
-	_, err = api.NewHostClient(a.env.RunDir).Devices(ctx)
+	_, err = a.host().Devices(ctx)
 	served := err == nil
-	if err != nil && !errors.Is(err, api.ErrNoDaemon) {
+	if err != nil && !errors.Is(err, api.ErrNoDaemon) && !isElsewhere(err) {
 		return err
 	}
 	found, err := a.attachedSpec(r.device)

@@ -51,7 +51,7 @@ func (f *foreground) run(ctx context.Context, claim *api.Listener, metricsListen
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.device.Run(ctx) })
 	group.Go(func() error {
-		return claim.Serve(ctx, api.Server{Device: f.device, Classify: daemon.KindOf, Log: f.app.env.Log})
+		return claim.Serve(ctx, api.Server{Device: f.device, Classify: daemon.KindOf, Netns: f.app.netns, Log: f.app.env.Log})
 	})
 	if metricsListener != nil {
 		group.Go(func() error { return f.collector.Serve(ctx, metricsListener) })

@@ -41,6 +41,7 @@ type app struct {
 	// Set from the flags before a verb starts.
 	env     shaper.Env
 	shapers daemon.Shapers
+	netns   uint64 // 0 where it cannot be told
 	started bool
 }
 
@@ -184,6 +185,9 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 		}
 		a.env = shaper.Env{BPFFS: *bpffs, RunDir: *runDir, Hook: loader.Hook(*hook), Log: log}
 		a.shapers = a.shapersFor(a.env)
+		if a.netns, err = shaper.Netns(); err != nil {
+			log.Debug("any daemon will do", "err", err)
+		}
 		a.started = true
 		return nil
 	}

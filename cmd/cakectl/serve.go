@@ -57,6 +57,9 @@ func (a *app) serve(ctx context.Context, path string) (err error) {
 	}
 	claim, err := api.Listen(a.env.RunDir, api.AllDevices)
 	if errors.Is(err, api.ErrServed) {
+		if _, err := a.host().Devices(ctx); isElsewhere(err) {
+			return prefix("serve", path, err)
+		}
 		return errors.New("serve: another cakectl serve is running: hand it the file with cakectl apply")
 	}
 	if err != nil {
@@ -86,9 +89,9 @@ func (s *server) run(ctx context.Context, file config.File, claim *api.Listener,
 	defer stop()
 
 	group, ctx := errgroup.WithContext(ctx)
-	s.daemon = daemon.New(ctx, s.app.env.RunDir, s.app.shapers, build(), s.app.env.Log)
+	s.daemon = daemon.New(ctx, s.app.env.RunDir, s.app.netns, s.app.shapers, build(), s.app.env.Log)
 	group.Go(func() error {
-		return claim.Serve(ctx, api.Server{Host: s.daemon, Classify: daemon.KindOf, Log: s.app.env.Log})
+		return claim.Serve(ctx, api.Server{Host: s.daemon, Classify: daemon.KindOf, Netns: s.app.netns, Log: s.app.env.Log})
 	})
 	if metricsListener != nil {
 		s.app.say("metrics on http://%s/metrics", metricsListener.Addr())
@@ -212,7 +215,7 @@ func (a *app) apply(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	outcomes, err := api.NewHostClient(a.env.RunDir).Apply(ctx, file.Devices)
+	outcomes, err := a.host().Apply(ctx, file.Devices)
 	if errors.Is(err, api.ErrNoDaemon) {
 		return fmt.Errorf("apply %s: no cakectl serve is running: start it with cakectl serve -c %[1]s", path)
 	}

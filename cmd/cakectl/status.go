@@ -115,8 +115,8 @@ func (a *app) devices(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	served, err := api.NewHostClient(a.env.RunDir).Devices(ctx)
-	if err != nil && !errors.Is(err, api.ErrNoDaemon) {
+	served, err := a.host().Devices(ctx)
+	if err != nil && !errors.Is(err, api.ErrNoDaemon) && !isElsewhere(err) {
 		return nil, err
 	}
 	devices := append(attached, served...)

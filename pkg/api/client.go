@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ const (
 // Client asks the daemon of one device.
 type Client struct {
 	device string
+	netns  uint64
 	http   http.Client
 }
 
@@ -46,6 +48,16 @@ func NewClient(runDir, device string) *Client {
 		},
 	}}
 }
+
+// From has the client tell the network namespace that it means: the daemon of another one, where a device of
+// the same name is another device, answers with KindElsewhere. 0 means whichever the daemon is of.
+func (c *Client) From(netns uint64) *Client {
+	c.netns = netns
+	return c
+}
+
+// netnsHeader names a client's network namespace.
+const netnsHeader = "Cakectl-Netns"
 
 // Status asks for the state of the device.
 func (c *Client) Status(ctx context.Context) (Status, error) {
@@ -80,6 +92,9 @@ func (c *Client) do(ctx context.Context, method, path string, body, answer any) 
 	request, err := http.NewRequestWithContext(ctx, method, "http://cakectl"+path, payload)
 	if err != nil {
 		return fmt.Errorf("ask the daemon of %s: %w", c.device, err)
+	}
+	if c.netns != 0 {
+		request.Header.Set(netnsHeader, strconv.FormatUint(c.netns, 10))
 	}
 	response, err := c.http.Do(request)
 	if err != nil {

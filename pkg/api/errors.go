@@ -25,6 +25,7 @@ const (
 	KindInvalid     Kind = "invalid"      // the user has to ask for something else
 	KindNotAttached Kind = "not_attached" // the device is not attached, or not any more
 	KindBusy        Kind = "busy"         // another process is changing the device
+	KindElsewhere   Kind = "elsewhere"    // the daemon is one of another network namespace
 	KindFailed      Kind = "failed"       // everything else: the kernel refused
 )
 
@@ -37,6 +38,8 @@ func (k Kind) httpStatus() int {
 		return http.StatusNotFound
 	case KindBusy:
 		return http.StatusConflict
+	case KindElsewhere:
+		return http.StatusMisdirectedRequest
 	default:
 		return http.StatusInternalServerError
 	}

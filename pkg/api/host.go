@@ -65,6 +65,12 @@ func NewHostClient(runDir string) *HostClient {
 	return &HostClient{client}
 }
 
+// From is [Client.From].
+func (c *HostClient) From(netns uint64) *HostClient {
+	c.client.From(netns)
+	return c
+}
+
 // Devices asks which devices are served.
 func (c *HostClient) Devices(ctx context.Context) ([]string, error) {
 	var names []string

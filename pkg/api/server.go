@@ -10,6 +10,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"os"
+	"strconv"
 	"time"
 
 	"github.com/cakectl/cakectl/pkg/config"
@@ -44,14 +46,16 @@ type Server struct {
 	Host   Host
 	// Classify gives the kind of the device's errors.
 	Classify func(error) Kind
-	Log      *slog.Logger
+	// Netns is the network namespace of the devices; 0 answers clients of all.
+	Netns uint64
+	Log   *slog.Logger
 }
 
 // Serve answers requests until ctx ends, and returns when those under way are answered. The caller
 // still has to Close the listener.
 func (l *Listener) Serve(ctx context.Context, s Server) error {
 	server := &http.Server{
-		Handler:           s.handler(),
+		Handler:           s.sameNetns(l.device, s.handler()),
 		ReadTimeout:       requestTimeout,
 		ReadHeaderTimeout: requestTimeout,
 		IdleTimeout:       requestTimeout,
@@ -99,6 +103,24 @@ func (s Server) handler() http.Handler {
 		s.answer(w, r, struct{}{}, err)
 	})
 	return mux
+}
+
+// sameNetns answers clients that mean the devices of another network namespace.
+func (s Server) sameNetns(device string, next http.Handler) http.Handler {
+	what := device + " is served by process %d in another network namespace (%d)"
+	if device == AllDevices {
+		what = "process %d serves the devices of another network namespace (%d)"
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		theirs := r.Header.Get(netnsHeader)
+		if theirs == "" || s.Netns == 0 || theirs == strconv.FormatUint(s.Netns, 10) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		s.answer(w, r, nil, &Error{KindElsewhere, fmt.Sprintf(
+			what+": run this there (nsenter --net=/proc/%[1]d/ns/net cakectl ...), or give this namespace directories of its own (--run-dir, --bpffs)",
+			os.Getpid(), s.Netns)})
+	})
 }
 
 // read reads the body of a request strictly: a setting that this version does not know must not be

@@ -29,6 +29,7 @@ const (
 // Daemon keeps many devices. It is the [api.Host], and the [metrics.Source] of all of them.
 type Daemon struct {
 	runDir    string
+	netns     uint64
 	shapers   Shapers
 	collector *metrics.Collector
 	log       *slog.Logger
@@ -45,10 +46,10 @@ var (
 	_ metrics.Source = (*Daemon)(nil)
 )
 
-// New makes a Daemon without devices. What it keeps, it keeps until ctx ends; [Daemon.Wait] has to
-// follow.
-func New(ctx context.Context, runDir string, shapers Shapers, build metrics.Build, log *slog.Logger) *Daemon {
-	d := &Daemon{runDir: runDir, shapers: shapers, log: log, ctx: ctx, keepers: map[string]*keeper{}}
+// New makes a Daemon without devices, of a network namespace ([api.Server]). What it keeps, it keeps until
+// ctx ends; [Daemon.Wait] has to follow.
+func New(ctx context.Context, runDir string, netns uint64, shapers Shapers, build metrics.Build, log *slog.Logger) *Daemon {
+	d := &Daemon{runDir: runDir, netns: netns, shapers: shapers, log: log, ctx: ctx, keepers: map[string]*keeper{}}
 	d.collector = metrics.New(d, build, log)
 	return d
 }

@@ -32,6 +32,7 @@ var (
 type keeper struct {
 	name     string
 	runDir   string
+	netns    uint64
 	shapers  Shapers
 	recorder *metrics.Recorder
 	log      *slog.Logger
@@ -55,7 +56,7 @@ var _ api.Device = (*keeper)(nil)
 
 func newKeeper(d *Daemon, spec config.Spec) *keeper {
 	return &keeper{
-		name: spec.Device, runDir: d.runDir, shapers: d.shapers, log: d.log,
+		name: spec.Device, runDir: d.runDir, netns: d.netns, shapers: d.shapers, log: d.log,
 		recorder: d.collector.Recorder(spec.Device),
 		ended:    make(chan struct{}),
 		retry:    make(chan struct{}, 1),
@@ -117,7 +118,7 @@ func (k *keeper) serve(ctx context.Context) (err error) {
 		defer close(held)
 		k.persist(ctx, k.hold)
 	}()
-	err = claim.Serve(ctx, api.Server{Device: k, Classify: KindOf, Log: k.log})
+	err = claim.Serve(ctx, api.Server{Device: k, Classify: KindOf, Netns: k.netns, Log: k.log})
 	cancel()
 	<-held
 	return err

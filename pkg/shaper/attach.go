@@ -3,6 +3,7 @@
 package shaper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func Attach(ctx context.Context, env Env, spec config.Spec) (*Shaper, error) {
 func (s *Shaper) sweepUp(ctx context.Context) (bool, error) {
 	switch {
 	case s.device == nil:
-		if err := s.requireGone(); err != nil {
+		if err := s.requireHere(); err != nil {
 			return false, err
 		}
 		s.log.Info("the device that was shaped is gone; starting over", "device", s.name)
@@ -119,21 +120,25 @@ func (s *Shaper) sweepUp(ctx context.Context) (bool, error) {
 	return true, s.teardown(ctx)
 }
 
-// requireGone refuses to clean up after a device that this process does not see but that may be
-// alive in another network namespace.
-func (s *Shaper) requireGone() error {
-	netns, err := netnsID()
-	if err != nil {
-		return err
-	}
-	if s.record.Netns == netns || s.program() == nil {
+// requireHere refuses a device that is alive in another network namespace. Where that cannot be told, a
+// device that is not seen is gone.
+func (s *Shaper) requireHere() error {
+	if s.device != nil {
 		return nil
 	}
-	gone, err := s.program().Orphaned()
-	if err != nil || gone {
+	netns, err := Netns()
+	if err != nil || s.record.Netns == netns {
 		return err
 	}
-	return fmt.Errorf("a device %s is shaped in another network namespace (%d) and has the pins %s: run this there, or give this namespace directories of its own (--bpffs, --run-dir)", s.name, s.record.Netns, s.env.pins(s.name))
+	way := wayInto(s.record.Netns)
+	if program := s.program(); program != nil {
+		if gone, err := program.Orphaned(); err != nil || gone {
+			return err
+		}
+	} else if way == "" { // under ip netns exec no pins are seen, and that says nothing
+		return nil
+	}
+	return fmt.Errorf("a device %s of another network namespace (%d) is shaped: run this there (nsenter --net=%s cakectl ...), or give this namespace directories of its own (--run-dir, --bpffs)", s.name, s.record.Netns, cmp.Or(way, "PATH"))
 }
 
 func attachNew(ctx context.Context, env Env, device netlink.Link, spec config.Spec) (*Shaper, error) {
@@ -154,7 +159,7 @@ func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) 
 	if err != nil {
 		return nil, err
 	}
-	netns, err := netnsID()
+	netns, err := Netns()
 	if err != nil {
 		return nil, err
 	}
@@ -484,7 +489,9 @@ func Open(env Env, device string) (*Shaper, error) {
 	if s.recordLost {
 		return s, nil // good for Detach only
 	}
-	err = s.refresh()
+	if err = s.requireHere(); err == nil {
+		err = s.refresh()
+	}
 	if err == nil {
 		s.rates, err = s.resolve(s.record.Spec)
 	}
@@ -512,7 +519,7 @@ func open(env Env, device string) (*Shaper, error) {
 	if err != nil && !errors.As(err, &missing) {
 		return nil, fmt.Errorf("find %s: %w", device, err)
 	}
-	netns, netnsErr := netnsID()
+	netns, netnsErr := Netns()
 	if netnsErr != nil {
 		return nil, netnsErr
 	}

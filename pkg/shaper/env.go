@@ -184,7 +184,7 @@ func (e Env) lostRecord(device string) (record, bool) {
 	if err != nil {
 		return record{}, false
 	}
-	netns, err := netnsID()
+	netns, err := Netns()
 	if err != nil {
 		return record{}, false
 	}
@@ -230,7 +230,7 @@ func (e Env) removeRecord(device string) error {
 	return nil
 }
 
-// List names the devices that are attached, or half so.
+// List names the devices that are attached, or half so, but for those that live in another network namespace.
 func List(env Env) ([]string, error) {
 	entries, err := os.ReadDir(env.RunDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -239,22 +239,23 @@ func List(env Env) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the attached devices: %w", err)
 	}
+	netns, err := Netns()
+	if err != nil {
+		return nil, err
+	}
 	var devices []string
 	for _, entry := range entries {
-		if device, ok := strings.CutSuffix(entry.Name(), ".json"); ok {
-			devices = append(devices, device)
+		device, ok := strings.CutSuffix(entry.Name(), ".json")
+		if !ok {
+			continue
 		}
+		r, err := env.readRecord(device)
+		if err == nil && r.Netns != netns && wayInto(r.Netns) != "" {
+			continue
+		}
+		devices = append(devices, device)
 	}
 	return devices, nil
-}
-
-// netnsID identifies the network namespace of the calling thread.
-func netnsID() (uint64, error) {
-	var stat unix.Stat_t
-	if err := unix.Stat("/proc/thread-self/ns/net", &stat); err != nil {
-		return 0, fmt.Errorf("identify the network namespace: %w", err)
-	}
-	return stat.Ino, nil
 }
 
 // lockWait is how long a command waits for another one on the same device.
@@ -359,7 +360,7 @@ func (e Env) Recorded(device string) (string, error) {
 	if err != nil {
 		return device, nil // gone, and known by the name it had, if any
 	}
-	netns, err := netnsID()
+	netns, err := Netns()
 	if err != nil {
 		return "", err
 	}
@@ -393,7 +394,7 @@ func (e Env) find(name string) (netlink.Link, error) {
 		return link, err
 	}
 	r, recordErr := e.readRecord(name)
-	netns, netnsErr := netnsID()
+	netns, netnsErr := Netns()
 	if recordErr != nil || netnsErr != nil || r.Netns != netns {
 		return nil, err
 	}

@@ -54,9 +54,7 @@ func Plan(_ context.Context, env Env, spec config.Spec) (p Preview, err error) {
 	if err == nil {
 		defer func() { err = errors.Join(err, s.Close()) }()
 		if err := s.requireHere(); err != nil {
-			p.Refused = append(p.Refused, err)
-			p.Found = "shaped, but not from here"
-			return p, nil
+			return p, err
 		}
 		if s.device != nil && !s.recordLost && s.program() != nil {
 			return p, s.previewAdopt(&p, spec)
@@ -68,14 +66,6 @@ func Plan(_ context.Context, env Env, spec config.Spec) (p Preview, err error) {
 		return Preview{}, err
 	}
 	return p, fresh.previewNew(&p)
-}
-
-// requireHere refuses a device that another network namespace has.
-func (s *Shaper) requireHere() error {
-	if s.device != nil {
-		return nil
-	}
-	return s.requireGone()
 }
 
 func (s *Shaper) previewNew(p *Preview) error {

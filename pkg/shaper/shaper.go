@@ -228,7 +228,7 @@ func (s *Shaper) Detach(ctx context.Context) error {
 		return nil // another command was faster
 	}
 	if s.device == nil {
-		if err := s.requireGone(); err != nil {
+		if err := s.requireHere(); err != nil {
 			return fmt.Errorf("detach %s: %w", s.name, err)
 		}
 	}
