@@ -71,11 +71,11 @@ ends.`,
 	}
 	f.StringVar(&flags.diffserv, "diffserv", string(tins.Default), "`preset` of tins: "+strings.Join(presetNames(), ", "))
 	f.IntVar(&flags.flows, "flows", 0, "`number` of flows of a tin that each queue has room for: a power of two; 1024 if not given, less where that would be much memory")
-	f.StringVar(&flags.metrics, "metrics", config.DefaultMetricsAddress, "`address` to serve Prometheus metrics on, or none")
+	f.StringVar(&flags.metrics, "metrics", config.DefaultMetricsAddress, "`address` to serve Prometheus metrics on, or none; without the flag, none where another process has the default")
 	f.BoolVar(&flags.keep, "keep", false, "leave the shaping on when this process ends")
 	f.BoolVar(&flags.replace, "replace", false, "take the place of a qdisc that is not the kernel's default; detach restores it")
 	f.BoolVar(&flags.checkQueues, "check-queues", false, "compare the queues that are foreseen with those that packets go to, for status and metrics")
-	f.BoolVar(&flags.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	f.BoolVar(&flags.dryRun, "dry-run", false, "show the settings, what would be done and what is in the way, do nothing, and end with the exit status that attach would")
 	completeWords(cmd, "diffserv", presetNames()...)
 	completeWords(cmd, "metrics", config.DefaultMetricsAddress, config.MetricsNone)
 	return cmd
