@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
@@ -194,6 +195,7 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 	root.AddCommand(a.attachCommand(), a.setCommand(), a.statusCommand(), a.detachCommand(),
 		a.serveCommand(), a.applyCommand(), a.checkCommand(), a.doctorCommand(), a.topCommand(), a.versionCommand())
 	root.SetHelpCommand(helpCommand())
+	root.SetFlagErrorFunc(flagError)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 90"))
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
@@ -234,6 +236,19 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("unknown command %q; did you mean %s?", args[0], strings.Join(near, " or "))
 	}
 	return fmt.Errorf("unknown command %q", args[0])
+}
+
+// flagError says what a flag wants, and not which function of the Go library did not get it.
+func flagError(_ *cobra.Command, err error) error {
+	var value *pflag.InvalidValueError
+	if !errors.As(err, &value) {
+		return err
+	}
+	want, ok := map[string]string{"bool": "true or false", "int": "a number", "duration": "a time with its unit, such as 3s"}[value.GetFlag().Value.Type()]
+	if !ok {
+		return err
+	}
+	return fmt.Errorf("invalid argument %q for --%s: want %s", value.GetValue(), value.GetFlag().Name, want)
 }
 
 func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }

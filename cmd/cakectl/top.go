@@ -159,7 +159,11 @@ func (t *top) draw() {
 // screen is the view as text.
 func (t *top) screen() string {
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "%s  %s\n", t.afterAt.Format(time.TimeOnly), count(len(t.after), "device"))
+	devices := count(len(t.after), "device")
+	if len(t.after) == 0 {
+		devices = "no device is attached"
+	}
+	fmt.Fprintf(&out, "%s  %s\n", t.afterAt.Format(time.TimeOnly), devices)
 	for _, after := range t.after {
 		i := slices.IndexFunc(t.before, func(s api.Status) bool { return s.Device == after.Device })
 		before := after // a device that is new has sent nothing yet

@@ -67,8 +67,10 @@ NOT ENFORCING: not attached: there is no such device yet
 
 func TestTopWithoutATerminal(t *testing.T) {
 	s := newShell(t)
+	stdout, _ := s.run(exitDone, "top")
+	wantContains(t, stdout, "  no device is attached\n")
 	s.host.attachSpec("lo", rates.Gbit)
-	stdout, _ := s.run(exitDone, "top", "lo")
+	stdout, _ = s.run(exitDone, "top", "lo")
 	wantContains(t, stdout, "lo: 1gbit, diffserv4", "best_effort", "queue  sends")
 	s.run(exitNotAttached, "top", "eth0")
 }
