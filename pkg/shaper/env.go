@@ -126,7 +126,7 @@ func (e Env) checkKeep(spec config.Spec) error {
 	if !spec.Keep || !e.pinsVanish() {
 		return nil
 	}
-	return fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead", spec.Device, filepath.Dir(e.BPFFS))
+	return fmt.Errorf("keep %s shaped: the BPF file system at %s is this process's own and ends with it, as under ip netns exec: enter the namespace by nsenter --net=/run/netns/NAME instead, or do without --keep (in a file: keep: false)", spec.Device, filepath.Dir(e.BPFFS))
 }
 
 // recordVersion is the version of the layout of [record].
