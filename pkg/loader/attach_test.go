@@ -371,6 +371,11 @@ func TestTakeOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer old.Close()
+			counters := ControllerCounters{Events: 5, RateWrites: 7, UnchangedRecomputes: 1}
+			counters.Recomputes[TriggerIdle] = 4
+			if err := watch.PutControllerCounters(counters); err != nil {
+				t.Fatal(err)
+			}
 			d := load(t, 4)
 			stop := flood(t)
 			if err := d.TakeOver(old, device, pins); err != nil {
@@ -391,10 +396,81 @@ func TestTakeOver(t *testing.T) {
 			if attached, err := d.Attached(device, a); !attached || err != nil {
 				t.Errorf("the pins: attached %v, %v", attached, err)
 			}
+			if got, err := d.ControllerCounters(); got != counters || err != nil {
+				t.Errorf("the controller's counters are %+v, want %+v; %v", got, counters, err)
+			}
 			if err := errors.Join(d.Detach(device, a, pins), Unpin(pins)); err != nil {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestPinnedAgain: what is missing of the pins is noticed, and can be put back any number of times.
+func TestPinnedAgain(t *testing.T) {
+	for _, hook := range []Hook{TCX, Clsact} {
+		t.Run(string(hook), func(t *testing.T) {
+			device, a, pins := upgraded(t, hook)
+			d, err := Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			remove := []string{filepath.Join(pins, programPin), filepath.Join(pins, dataPathMapShards), pins, pins}
+			if hook == TCX {
+				remove = append(remove, filepath.Join(pins, LinkPin))
+			}
+			for _, path := range remove {
+				if err := os.RemoveAll(path); err != nil {
+					t.Fatal(err)
+				}
+				if pinned, err := d.Pinned(pins); pinned || err != nil {
+					t.Errorf("without %s: pinned %v, %v", path, pinned, err)
+				}
+				if err := errors.Join(d.Pin(pins), d.PinLink(pins)); err != nil {
+					t.Fatalf("pin again without %s: %v", path, err)
+				}
+				if pinned, err := d.Pinned(pins); !pinned || err != nil {
+					t.Errorf("pinned again without %s: pinned %v, %v", path, pinned, err)
+				}
+			}
+			again, err := Open(pins)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			if attached, err := again.Attached(device, a); !attached || err != nil {
+				t.Errorf("the pins: attached %v, %v", attached, err)
+			}
+			if err := errors.Join(again.Detach(device, a, pins), Unpin(pins)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestOtherCountersAreNotInherited: of a map that looks like another one nothing is taken.
+func TestOtherCountersAreNotInherited(t *testing.T) {
+	pins := filepath.Join(testnet.BPFFS(t), "pins")
+	if err := os.Mkdir(pins, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	d := load(t, 1)
+	// Of the same size, but it does not tell what is in it.
+	other, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Array, KeySize: 4, ValueSize: d.objects.Controller.ValueSize(), MaxEntries: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	value := make([]byte, other.ValueSize())
+	value[0] = 1
+	if err := errors.Join(other.Put(uint32(0), value), other.Pin(filepath.Join(pins, dataPathMapController)), d.inheritCounters(pins)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := d.ControllerCounters(); got != (ControllerCounters{}) || err != nil {
+		t.Errorf("took %+v, %v", got, err)
 	}
 }
 

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -214,6 +216,24 @@ func (d *DataPath) Pin(dir string) error {
 	return nil
 }
 
+// Pinned tells whether all the pins of the data path, that of its link too, are in dir.
+func (d *DataPath) Pinned(dir string) (bool, error) {
+	names := append(slices.Collect(maps.Keys(d.pinned())), programPin)
+	if d.tcx != nil {
+		names = append(names, LinkPin)
+	}
+	for _, name := range names {
+		_, err := os.Stat(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look for pins: %w", err)
+		}
+	}
+	return true, nil
+}
+
 // build makes the pins, without the link's, in a directory beside dir.
 func (d *DataPath) build(dir string) (building string, err error) {
 	building = dir + buildingSuffix
@@ -228,12 +248,21 @@ func (d *DataPath) build(dir string) (building string, err error) {
 			err = errors.Join(err, os.RemoveAll(building))
 		}
 	}()
+	// Of copies: an object that remembers where it was pinned is moved from there, or not pinned at all.
 	for name, m := range d.pinned() {
-		if err := (*m).Pin(filepath.Join(building, name)); err != nil {
+		copied, err := (*m).Clone()
+		if err == nil {
+			err = errors.Join(copied.Pin(filepath.Join(building, name)), copied.Close())
+		}
+		if err != nil {
 			return "", fmt.Errorf("pin map %s: %w", name, err)
 		}
 	}
-	if err := d.objects.CakectlEgress.Pin(filepath.Join(building, programPin)); err != nil {
+	program, err := d.objects.CakectlEgress.Clone()
+	if err == nil {
+		err = errors.Join(program.Pin(filepath.Join(building, programPin)), program.Close())
+	}
+	if err != nil {
 		return "", fmt.Errorf("pin the program: %w", err)
 	}
 	return building, nil
@@ -334,6 +363,9 @@ func (d *DataPath) PinLink(dir string) error {
 	}
 	pin := filepath.Join(dir, LinkPin)
 	err := os.RemoveAll(pin + buildingSuffix)
+	if err == nil {
+		err = d.tcx.Unpin() // which has it forget where it was pinned
+	}
 	if err == nil {
 		err = d.tcx.Pin(pin + buildingSuffix)
 	}

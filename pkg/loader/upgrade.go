@@ -10,8 +10,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
@@ -50,7 +52,8 @@ func (d *DataPath) openProgram(dir string) (err error) {
 // TakeOver puts d into the place of a data path of another layout that is attached to the device and
 // pinned in dir: one packet is shaped by the old program, the next by the new one. What has been
 // booked stays in the old maps, so for as long as packets wait that were given their departure by
-// it, the line can be promised more than it carries. Where TakeOver fails the old data path goes on.
+// it, the line can be promised more than it carries. The controller's counters go on where both
+// versions keep them alike. Where TakeOver fails the old data path goes on.
 func (d *DataPath) TakeOver(old *DataPath, device netlink.Link, dir string) (err error) {
 	building, err := d.build(dir)
 	if err != nil {
@@ -62,11 +65,76 @@ func (d *DataPath) TakeOver(old *DataPath, device netlink.Link, dir string) (err
 			return fmt.Errorf("pin the tcx link: %w", err)
 		}
 	}
+	if err := d.inheritCounters(dir); err != nil {
+		return err
+	}
 	if err := d.replace(old, device); err != nil {
 		return err
 	}
 	// A process that ends here leaves pins of the old layout, which are taken over once more.
 	return exchange(building, dir)
+}
+
+// inheritCounters takes over the controller's counters pinned in dir, unless those of this version are
+// others.
+func (d *DataPath) inheritCounters(dir string) error {
+	old, err := ebpf.LoadPinnedMap(filepath.Join(dir, dataPathMapController), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the controller's counters of the other version: %w", err)
+	}
+	defer old.Close()
+	if !sameValues(old, d.objects.Controller) {
+		return nil
+	}
+	var counters dataPathControllerStats
+	if err := old.Lookup(uint32(0), &counters); err != nil {
+		return fmt.Errorf("read the controller's counters of the other version: %w", err)
+	}
+	if err := d.objects.Controller.Put(uint32(0), counters); err != nil {
+		return fmt.Errorf("take over the controller's counters: %w", err)
+	}
+	return nil
+}
+
+// sameValues tells whether two maps have keys and values of the same size, and the same members in
+// the same places of the values. Of maps that do not tell, it takes that they have not.
+func sameValues(a, b *ebpf.Map) bool {
+	if a.Type() != b.Type() || a.KeySize() != b.KeySize() || a.ValueSize() != b.ValueSize() {
+		return false
+	}
+	members, others := controllerMembers(a), controllerMembers(b)
+	return len(members) > 0 && slices.Equal(members, others)
+}
+
+type member struct {
+	name  string
+	place btf.Bits
+}
+
+// controllerMembers are the members of struct controller_stats as a map's own type information has
+// them, nil where it has none.
+func controllerMembers(m *ebpf.Map) []member {
+	handle, err := m.Handle()
+	if err != nil {
+		return nil
+	}
+	defer handle.Close()
+	spec, err := handle.Spec(nil)
+	if err != nil {
+		return nil
+	}
+	var stats *btf.Struct
+	if err := spec.TypeByName("controller_stats", &stats); err != nil {
+		return nil
+	}
+	var members []member
+	for _, m := range stats.Members {
+		members = append(members, member{m.Name, m.Offset})
+	}
+	return members
 }
 
 // Renew puts the program of this version into the place of one of the same layout: the maps, and all

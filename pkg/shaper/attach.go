@@ -37,6 +37,7 @@ type Shaper struct {
 	// nudged makes the follower look at the device.
 	nudged     chan struct{}
 	lastLookNs atomic.Int64 // when the follower looked last, on the wall clock
+	lookDue    atomic.Bool  // it will be nudged to
 
 	mu         sync.Mutex
 	device     netlink.Link
@@ -312,7 +313,7 @@ func (s *Shaper) loadDataPath(context.Context) error {
 }
 
 // takeOver replaces the data path of another version whose maps this one cannot read. The new maps
-// know neither its counters nor what it has booked.
+// know neither its counters of packets nor what it has booked.
 func (s *Shaper) takeOver(settings loader.Settings) error {
 	datapath, err := loader.Load(s.loaderOptions())
 	if err != nil {
@@ -325,7 +326,7 @@ func (s *Shaper) takeOver(settings loader.Settings) error {
 	if err != nil {
 		return errors.Join(err, datapath.Close())
 	}
-	s.log.Info("took over from a version with other maps; all counters start anew", "device", s.name)
+	s.log.Info("took over from a version with other maps; the counters of packets start anew", "device", s.name)
 	err = s.old.Close()
 	s.datapath, s.old, s.record.Build = datapath, nil, loader.Build()
 	return err
