@@ -26,6 +26,8 @@ import (
 // kernel by testdata/vm/attach.txtar and adopt.txtar:
 //   - Open is ErrNotAttached before Attach and after Detach, and not after Close: devices outlive
 //     their process.
+//   - What is attached is found by the name that it had then, though it has another now (pkg/shaper
+//     TestVMAdoptsByItsOldName).
 //   - Attach of an attached device adopts it and applies the spec as a change.
 //   - Set checks the change with the Spec it has, and changes nothing if that fails.
 //   - After Detach, whoever did it, Set is ErrNotAttached.
@@ -41,6 +43,8 @@ type fakeHost struct {
 	attachErr, detachErr, runErr, statusErr error
 	notEnforcing                            string
 	foresight                               api.Foresight
+	// renamed are devices that have another name now than when they were attached, by that.
+	renamed map[string]string
 	// missing are devices that the kernel does not have until the channel is closed.
 	missing map[string]chan struct{}
 	// slow are devices whose kernel side does not answer until the channel is closed.
@@ -73,6 +77,7 @@ func (h *fakeHost) Attach(ctx context.Context, spec config.Spec) (daemon.Shaped,
 		_, err := netlink.LinkByName(spec.Device)
 		return nil, fmt.Errorf("find %s: %w", spec.Device, err)
 	}
+	spec.Device, _ = h.Recorded(spec.Device)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.attachErr != nil {
@@ -124,6 +129,7 @@ func (h *fakeHost) Plan(context.Context, config.Spec) (shaper.Preview, error) {
 }
 
 func (h *fakeHost) Open(device string) (daemon.Shaped, error) {
+	device, _ = h.Recorded(device)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, ok := h.attached[device]; !ok {
@@ -143,7 +149,14 @@ func (h *fakeHost) List() ([]string, error) {
 	return devices, nil
 }
 
-func (h *fakeHost) Recorded(device string) (string, error) { return device, nil }
+func (h *fakeHost) Recorded(device string) (string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if recorded, ok := h.renamed[device]; ok {
+		return recorded, nil
+	}
+	return device, nil
+}
 
 func (h *fakeHost) Stopped(string) int { return 0 }
 
@@ -307,6 +320,13 @@ func (s *shell) run(exit int, args ...string) (stdout, stderr string) {
 	c := s.start(args...)
 	s.ends(c, exit)
 	return c.stdout.String(), c.stderr.String()
+}
+
+// stdout runs a command to its end and returns what it printed to standard output.
+func (s *shell) stdout(exit int, args ...string) string {
+	s.t.Helper()
+	stdout, _ := s.run(exit, args...)
+	return stdout
 }
 
 // attach runs an attach of lo and waits until it serves.

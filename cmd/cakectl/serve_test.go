@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,6 +156,37 @@ func TestServeTellsOfWhatItAdopts(t *testing.T) {
 	s.prints(serve, "serving 2 devices")
 	serve.signal(interrupted{syscall.SIGTERM})
 	s.ends(serve, exitDone)
+}
+
+// A device that is renamed, and then is in the file by its new name, is the same one: it is not detached
+// meanwhile.
+func TestServeRenamed(t *testing.T) {
+	s := newShell(t)
+	serve := s.serve("dev0: {bandwidth: 1gbit}")
+	s.host.mu.Lock()
+	s.host.renamed = map[string]string{"new0": "dev0"}
+	s.host.mu.Unlock()
+	stdout, _ := s.run(exitDone, "apply", s.file("new0: {bandwidth: 2gbit}"))
+	wantContains(t, stdout, "new0: changed")
+	if spec := s.host.spec("dev0"); spec.Bandwidth != rates.Absolute(2*rates.Gbit) {
+		t.Errorf("it has %+v", spec)
+	}
+	if calls := s.host.called(); slices.Contains(calls, "detach dev0") {
+		t.Errorf("it was detached: %q", calls)
+	}
+	stdout, _ = s.run(exitDone, "apply", s.file("new0: {bandwidth: 2gbit}"))
+	wantContains(t, stdout, "new0: unchanged")
+	if got := strings.Count(s.stdout(exitDone, "status"), "dev0 "); got != 1 {
+		t.Errorf("the status has it %d times", got)
+	}
+	serve.signal(interrupted{syscall.SIGTERM})
+	s.ends(serve, exitDone)
+
+	// A serve that begins after the rename keeps it by its new name.
+	s.serve("new0: {bandwidth: 2gbit}")
+	if status := s.stdout(exitDone, "status"); strings.Contains(status, "new0 ") || !strings.Contains(status, "dev0 ") {
+		t.Errorf("the status has it twice, or not by the name it has on record:\n%s", status)
+	}
 }
 
 func TestReload(t *testing.T) {

@@ -119,7 +119,14 @@ func (a *app) devices(ctx context.Context) ([]string, error) {
 	if err != nil && !errors.Is(err, api.ErrNoDaemon) && !isElsewhere(err) {
 		return nil, err
 	}
-	devices := append(attached, served...)
+	devices := attached
+	for _, device := range served {
+		// Attached before it was renamed, and served by its new name, it is one all the same.
+		if recorded, err := a.shapers.Recorded(device); err == nil {
+			device = recorded
+		}
+		devices = append(devices, device)
+	}
 	slices.Sort(devices)
 	return slices.Compact(devices), nil
 }

@@ -121,13 +121,23 @@ func (d *Daemon) Apply(ctx context.Context, specs []config.Spec) ([]api.Outcome,
 		asked++
 		go func() { results <- within(ctx, name, do) }()
 	}
+	kept := make([]config.Spec, len(specs))
+	for i, spec := range specs {
+		if kept[i] = d.known(spec); hasDevice(specs, kept[i].Device) {
+			kept[i] = spec // another device is to have the name
+		}
+	}
 	for _, k := range d.kept() {
-		if k.spec().FromFile && !hasDevice(specs, k.name) {
+		if k.spec().FromFile && !hasDevice(kept, k.name) {
 			ask(k.name, k.drop)
 		}
 	}
-	for _, spec := range specs {
-		ask(spec.Device, func(ctx context.Context) api.Outcome { return d.want(ctx, spec) })
+	for i, spec := range specs {
+		ask(spec.Device, func(ctx context.Context) api.Outcome {
+			outcome := d.want(ctx, kept[i])
+			outcome.Device = spec.Device
+			return outcome
+		})
 	}
 	outcomes := make([]api.Outcome, 0, asked)
 	for range asked {
@@ -144,6 +154,7 @@ func (d *Daemon) Attach(ctx context.Context, spec config.Spec) (api.Outcome, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
+	spec = d.known(spec)
 	isNew := d.keeper(spec.Device) == nil
 	outcome := within(ctx, spec.Device, func(ctx context.Context) api.Outcome { return d.want(ctx, spec) })
 	if outcome.Result != api.ResultFailed {
@@ -153,6 +164,18 @@ func (d *Daemon) Attach(ctx context.Context, spec config.Spec) (api.Outcome, err
 		within(ctx, k.name, k.drop)
 	}
 	return api.Outcome{}, outcome.Error
+}
+
+// known gives the spec of a device the name that it is kept by: the one that it had when it was
+// attached, where it has another now.
+func (d *Daemon) known(spec config.Spec) config.Spec {
+	if d.keeper(spec.Device) != nil {
+		return spec
+	}
+	if recorded, err := d.shapers.Recorded(spec.Device); err == nil && d.keeper(recorded) != nil {
+		spec.Device = recorded
+	}
+	return spec
 }
 
 // want has a device kept as spec says, and tells how that went.

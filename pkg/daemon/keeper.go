@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -244,6 +245,7 @@ func (k *keeper) want(ctx context.Context, spec config.Spec) api.Outcome {
 	current := device.Spec()
 	outcome, err := k.bring(ctx, device, spec)
 	if err != nil {
+		k.unwant(spec, wanted)
 		outcome.Result, outcome.Error = api.ResultFailed, answerOf(err)
 		return outcome
 	}
@@ -263,6 +265,16 @@ func (k *keeper) want(ctx context.Context, spec config.Spec) api.Outcome {
 		outcome.Result = api.ResultChanged
 	}
 	return outcome
+}
+
+// unwant takes back a spec that an attached device has refused: what it has is what it is to have when
+// it must be attached again.
+func (k *keeper) unwant(refused, before config.Spec) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if reflect.DeepEqual(k.wanted, refused) { // unless something else is wanted since
+		k.wanted = before
+	}
 }
 
 // bring makes an attached device as spec says, as far as that is a change.
