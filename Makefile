@@ -81,7 +81,7 @@ $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
 
 .PHONY: test-icount
 test-icount: setup-run ## what needs a clock that no busy host disturbs (it counts instructions), in QEMU
-	$(GO) run ./internal/vm/run -lane newest -icount -timeout 10m -test ./cmd/cakectl -test ./pkg/shaper -run '^(TestSteadyState|TestFramedRate|TestSoak|TestHostsShare)'
+	$(GO) run ./internal/vm/run -lane newest -icount -timeout 10m -test ./cmd/cakectl -test ./pkg/shaper -run '^(TestSteadyState|TestFramedRate|TestSoak|TestHostsShare|TestDetachIsNoticed)'
 
 VERIFIER_TABLE := pkg/loader/testdata/verifier
 

@@ -29,6 +29,7 @@ type Subscription struct {
 	name     string
 	overruns atomic.Uint64
 	sockets  []*os.File
+	files    *os.File // inotify
 	readers  sync.WaitGroup
 }
 
@@ -38,8 +39,12 @@ func Subscribe(index int, name string) (*Subscription, error) {
 	changed := make(chan struct{}, 1)
 	s := &Subscription{C: changed, changed: changed, name: name}
 	s.Follow(index)
+	if err := s.watchFiles(); err != nil {
+		return nil, err
+	}
 	rtnl, err := listen(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_TC)
 	if err != nil {
+		s.Close()
 		return nil, err
 	}
 	s.read(rtnl, s.concerns)
@@ -129,6 +134,47 @@ func (s *Subscription) read(socket *os.File, concerns func(syscall.NetlinkMessag
 			}
 		}
 	})
+}
+
+// watchFiles tells of what is removed from directories that are watched.
+func (s *Subscription) watchFiles() error {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("watch files: %w", err)
+	}
+	s.files = os.NewFile(uintptr(fd), "inotify")
+	s.sockets = append(s.sockets, s.files)
+	s.readers.Go(func() {
+		buffer := make([]byte, 1<<12)
+		for {
+			if _, err := s.files.Read(buffer); err != nil {
+				return
+			}
+			s.tell()
+		}
+	})
+	return nil
+}
+
+// Watch makes C tell when something is removed from a directory, or the directory is. Where it is not
+// there, there is nothing to watch, and that is no error. A directory that takes its place has to be
+// watched anew; one that is watched already may be.
+func (s *Subscription) Watch(dir string) error {
+	connection, err := s.files.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", dir, err)
+	}
+	var added error
+	err = connection.Control(func(fd uintptr) {
+		_, added = unix.InotifyAddWatch(int(fd), dir, unix.IN_DELETE|unix.IN_DELETE_SELF|unix.IN_MOVED_FROM|unix.IN_MOVE_SELF|unix.IN_ONLYDIR)
+	})
+	if errors.Is(added, fs.ErrNotExist) {
+		return nil
+	}
+	if err := errors.Join(err, added); err != nil {
+		return fmt.Errorf("watch %s: %w", dir, err)
+	}
+	return nil
 }
 
 func (s *Subscription) tell() {

@@ -4,6 +4,7 @@ package notify
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -54,6 +55,35 @@ func (s *Subscription) settle() (n int) {
 		case <-time.After(50 * time.Millisecond):
 			return n
 		}
+	}
+}
+
+// TestRemovedPinsAreTold: of a BPF file system too.
+func TestRemovedPinsAreTold(t *testing.T) {
+	s := subscribe(t)
+	dir := filepath.Join(testnet.BPFFS(t), "pins")
+	program := filepath.Join(dir, "program")
+	if err := s.Watch(dir); err != nil {
+		t.Fatalf("watch a directory that is not there: %v", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Watch(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pinProgram(t, program)
+	if n := s.settle(); n != 0 {
+		t.Errorf("%d notifications of a new pin", n)
+	}
+	for _, path := range []string{program, dir} {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		s.want(t, "the removal of "+path)
+		s.settle()
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 	// the controller was woken anyway: now and then, and soon where traffic ended, since traffic that
 	// does not pass the program any more looks like that. It never wakes up for it.
 	activeLookGap = 10 * time.Second
-	idleLookGap   = time.Second
+	idleLookGap   = 500 * time.Millisecond
 )
 
 // situation is what the settings in force depend on beside the spec: what the device is like.
@@ -98,8 +98,16 @@ func (s *Shaper) woken(active int) {
 	if active == 0 {
 		gap = idleLookGap
 	}
-	if time.Since(time.Unix(0, s.lastLookNs.Load())) > gap {
+	wait := gap - time.Since(time.Unix(0, s.lastLookNs.Load()))
+	switch {
+	case wait <= 0:
 		s.nudge()
+	case active == 0 && s.lookDue.CompareAndSwap(false, true):
+		// No event may follow this one: not where traffic passes the program by.
+		time.AfterFunc(wait, func() {
+			s.lookDue.Store(false)
+			s.nudge()
+		})
 	}
 }
 
@@ -134,6 +142,9 @@ func (s *Shaper) follow(ctx context.Context) error {
 			again = repairs.due(time.Now())
 		}
 		changes.Follow(index)
+		if err := changes.Watch(s.env.pins(s.name)); err != nil {
+			s.log.Warn("removed pins are noticed late", "device", s.name, "err", err)
+		}
 		timer.Stop()
 		if !again.IsZero() {
 			timer.Reset(time.Until(again))
@@ -181,6 +192,15 @@ func (s *Shaper) mend(ctx context.Context, repairs *repairs) (again time.Time, e
 	if s.detachedByAnother() {
 		return time.Time{}, nil
 	}
+	pinned := true
+	if s.datapath != nil {
+		if pinned, err = s.datapath.Pinned(s.env.pins(s.name)); err != nil {
+			return time.Time{}, err
+		}
+	}
+	if !pinned { // the rates hold all the same, as long as this process lives
+		problems = append(problems, fmt.Sprintf("pins are missing in %s", s.env.pins(s.name)))
+	}
 	found := strings.Join(problems, "; ")
 	now := time.Now()
 	if found != "" && found != s.drift.present {
@@ -197,9 +217,14 @@ func (s *Shaper) mend(ctx context.Context, repairs *repairs) (again time.Time, e
 		return due, nil
 	}
 	repairs.made(now)
-	s.takingBack = true
-	err = s.run(ctx, s.steps())
-	s.takingBack = false
+	if !pinned {
+		err = errors.Join(s.datapath.Pin(s.env.pins(s.name)), s.datapath.PinLink(s.env.pins(s.name)))
+	}
+	if err == nil {
+		s.takingBack = true
+		err = s.run(ctx, s.steps())
+		s.takingBack = false
+	}
 	if err == nil {
 		err = s.refresh()
 	}

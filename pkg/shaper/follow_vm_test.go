@@ -5,9 +5,11 @@ package shaper
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -123,9 +125,69 @@ func TestVMDrift(t *testing.T) {
 		f.set(config.DriftRepair)
 		f.until("all is ours again", func() bool { return f.drift.repaired == 2 })
 		f.enforcing("after much was changed")
+
+		pins := env.pins(testnet.Device)
+		f.set(config.DriftReport)
+		if err := os.RemoveAll(pins); err != nil {
+			t.Fatal(err)
+		}
+		f.until("the missing pins are found", func() bool { return strings.Contains(f.drift.present, "pins are missing") })
+		f.enforcing("without pins")
+		f.set(config.DriftRepair)
+		f.until("the pins are back", func() bool { return f.drift.repaired == 3 })
+		if again, err := Open(env, testnet.Device); err != nil {
+			t.Errorf("open by the pins: %v", err)
+		} else if err := again.Close(); err != nil {
+			t.Error(err)
+		}
 		if hook == "" && f.record.Attachment.Hook == loader.Clsact {
 			break // this kernel has nothing else
 		}
+	}
+}
+
+// TestDetachIsNoticed: when another program takes ours off the hook while traffic flows, which the kernel
+// tells nobody of, that is noticed within a second. Measured by a clock that no busy host disturbs.
+func TestDetachIsNoticed(t *testing.T) {
+	if os.Getenv("CAKECTL_VM") == "" {
+		t.Skip("make test-icount runs this in the VM")
+	}
+	env, _ := newEnv(t, 4)
+	f := follow(t, env, spec("100mbit"))
+	f.set(config.DriftReport)
+	conn, err := net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, "9"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		// Pairs, so that the flow counts: a tenth of the bandwidth.
+		for ctx.Err() == nil {
+			for range 2 {
+				_, _ = conn.Write(make([]byte, 1400))
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	})
+	defer sending.Wait()
+	defer cancel()
+	for range 3 {
+		f.until("traffic is noticed", func() bool { return f.controller.Counters().RateWrites > 0 && f.drift.present == "" })
+		time.Sleep(300 * time.Millisecond) // sooner after the look than another may follow
+		found := f.drift.detected + 1
+		detachLink(t, env)
+		began := time.Now()
+		f.until("the missing program is found", func() bool { return f.drift.detected == found })
+		took := time.Since(began)
+		t.Logf("noticed after %v", took)
+		if took > time.Second {
+			t.Errorf("noticed after %v, want a second at most", took)
+		}
+		f.set(config.DriftRepair)
+		f.until("the program is back", func() bool { return f.drift.present == "" && f.drift.repaired > 0 })
+		f.set(config.DriftReport)
 	}
 }
 
