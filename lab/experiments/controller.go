@@ -32,7 +32,7 @@ func controllerExperiments() []Experiment {
 			Peers: []string{"cake_mq", "cakectl"}, Queues: []int{queues},
 			Loads: []Load{tcp("tcp", 32, bestEffort)},
 			Actions: []Action{
-				{At: 0.3, Work: true},
+				{At: 0.2, Work: true},
 				{At: 0.7, Work: true}, {At: 0.7, TimesBandwidth: 0.5}, {At: 0.7, Work: true},
 				{At: 0.8, Work: true}, {At: 0.8, TimesBandwidth: 1}, {At: 0.8, Work: true},
 			},

@@ -66,8 +66,10 @@ func (p Plan) Check() error {
 			return err
 		}
 	}
-	if p.Repeat < 1 || p.Duration < time.Second || p.Warmup+p.Duration > meter.Span/2 {
-		return fmt.Errorf("%d repetitions of %v: at least one of 1s and at most %v", p.Repeat, p.Duration, meter.Span/2)
+	// The meter counts while loads start and end too.
+	const longest = meter.Span - meter.Span/16
+	if p.Repeat < 1 || p.Duration < time.Second || p.Warmup+p.Duration > longest {
+		return fmt.Errorf("%d repetitions of %v after %v: at least one of 1s, and at most %v together", p.Repeat, p.Duration, p.Warmup, longest)
 	}
 	return nil
 }
