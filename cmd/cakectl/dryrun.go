@@ -172,7 +172,7 @@ func printSettings(w io.Writer, p shaper.Preview) {
 	row("isolation", "%s", cmp.Or(spec.Isolation, config.IsolateFlows))
 	row("line", "%s", cmp.Or(spec.Framing.String(), "raw: packets as the device sends them"))
 	row("rtt", "%s", spec.RTT)
-	why := "0.25 ms of the bandwidth, no less than 2 segments"
+	why := "0.25 ms of the bandwidth, or 2 segments, or 1 that takes 1 ms"
 	if spec.WholeGSO || bandwidth == rates.Unlimited {
 		why = "as the device takes them"
 	}

@@ -27,14 +27,15 @@ func TestGSOCap(t *testing.T) {
 		mtu            uint32
 		size, segments uint32
 	}{
-		{64 * rates.Kbit, 1500, 3384, 2},
-		{10 * rates.Mbit, 1500, 3384, 2},
+		{64 * rates.Kbit, 1500, 1884, 1},
+		{12 * rates.Mbit, 1500, 1884, 1},
+		{12*rates.Mbit + 1, 1500, 3384, 2},
 		{40 * rates.Mbit, 1500, 3384, 2},
 		{200 * rates.Mbit, 1500, 6384, 4},
 		{1 * rates.Gbit, 1500, 30384, 20},
 		{1 * rates.Gbit, 9000, 27384, 3},
 		{400 * rates.Gbit, 1500, 12499884, 8333},
-		{10 * rates.Mbit, 65536, 131456, 2},
+		{10 * rates.Mbit, 65536, 65920, 1},
 		{10 * rates.Mbit, 0, 696, 312},
 		{rates.Unlimited, 1500, unlimited, unlimited},
 	} {
@@ -50,8 +51,11 @@ func TestGSOCapProperties(t *testing.T) {
 		rate := rates.Rate(rapid.Uint64Range(uint64(rates.MinBandwidth), uint64(rates.MaxBandwidth)).Draw(t, "rate"))
 		mtu := rapid.Uint32Range(68, 65536).Draw(t, "mtu")
 		size, segments := GSOCap(rate, mtu)
-		if segments < 2 || uint64(size) < 2*uint64(mtu)+gsoHeaderBytes {
-			t.Errorf("%d bytes, %d segments: less than 2 MTU", size, segments)
+		if uint64(size) < uint64(segments)*uint64(mtu)+gsoHeaderBytes {
+			t.Errorf("%d bytes are too few for %d segments", size, segments)
+		}
+		if slow := uint64(mtu)*8*1000 >= uint64(rate); segments < 1 || segments < 2 && !slow {
+			t.Errorf("%d segments, slow: %t", segments, slow)
 		}
 		if line := uint64(segments) * uint64(mtu) * 8 * 4000; segments > 2 && line > uint64(rate) {
 			t.Errorf("%d segments take more than 0.25 ms", segments)
@@ -85,7 +89,7 @@ func TestApplyGSOCap(t *testing.T) {
 		{40 * rates.Mbit, 3384, 2},
 		{200 * rates.Mbit, 6384, 4},
 		{200 * rates.Mbit, 6384, 4},
-		{64 * rates.Kbit, 3384, 2},
+		{64 * rates.Kbit, 1884, 1},
 		{10 * rates.Gbit, found.GSOMaxSizeBytes, 208},
 		{rates.Unlimited, found.GSOMaxSizeBytes, found.GSOMaxSegments},
 		{40 * rates.Mbit, 3384, 2},
@@ -175,6 +179,12 @@ func TestGSOCapAndConnections(t *testing.T) {
 			w.largest(t, capped)
 			if n := w.largest(t, open); n > segments3 {
 				t.Errorf("with a new route an open connection sends %d bytes at once, want at most %d", n, segments3)
+			}
+			if err := ApplyGSOCap(link, found, 2*rates.Mbit); err != nil {
+				t.Fatal(err)
+			}
+			if n := w.largest(t, sink.dial(t)); n > 1500+14 {
+				t.Errorf("on a slow line a new connection sends %d bytes at once, want a segment", n)
 			}
 			if err := RestoreGSO(link, found); err != nil {
 				t.Fatal(err)
