@@ -22,13 +22,13 @@ static __always_inline __u32 flow_step(__u32 flows)
 	return flows >> shift << shift;
 }
 
-static __always_inline void event_send(struct device_state *state, enum event_kind kind,
-				       __u32 queue, __u32 tin, __u32 flows, __u64 now)
+static __always_inline void event_send(enum event_kind kind, __u32 queue, __u32 tin, __u32 flows,
+				       __u64 now)
 {
 	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 
 	if (!event) {
-		__sync_fetch_and_add(&state->events_lost, 1);
+		__sync_fetch_and_add(&device.events_lost, 1);
 		return;
 	}
 	event->time_ns = now;
@@ -40,7 +40,6 @@ static __always_inline void event_send(struct device_state *state, enum event_ki
 }
 
 struct sweep {
-	struct device_state *state;
 	__u64 now;
 	__u64 hold_ns;
 };
@@ -51,52 +50,43 @@ static long sweep_shard(void *map, __u32 *key, struct shard *shard, struct sweep
 	if (!shard->active ||
 	    (__s64)(sweep->now - shard->busy_until_ns) < (__s64)(2 * sweep->hold_ns))
 		return 0;
-	shard_roll(sweep->state, shard, *key);
+	shard_roll(shard, *key);
 	shard->flows_reported = 0;
 	shard->active = 0;
-	__sync_fetch_and_add(&sweep->state->active_shards, -1);
-	event_send(sweep->state, EVENT_IDLE, *key / MAX_TINS, *key % MAX_TINS, 0, sweep->now);
+	__sync_fetch_and_add(&device.active_shards, -1);
+	event_send(EVENT_IDLE, *key / MAX_TINS, *key % MAX_TINS, 0, sweep->now);
 	return 0;
 }
 
-static __always_inline void sweep_shards(struct device_state *state, __u64 now, __u64 epoch_ns)
+static __always_inline void sweep_shards(__u64 now, __u64 epoch_ns)
 {
 	struct sweep sweep = {
-	    .state = state,
 	    .now = now,
 	    .hold_ns = FLOW_HOLD_EPOCHS * epoch_ns,
 	};
 
-	epoch_roll(state, now, epoch_ns);
+	epoch_roll(now, epoch_ns);
 	bpf_for_each_map_elem(&shards, sweep_shard, &sweep, 0);
 }
 
 /* Runs now and then while anything is active, then stops: the next packet starts it again. */
 static int sweep_run(void *map, __u32 *key, struct sweeper *sweeper)
 {
-	__u32 zero = 0;
-	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-
-	/* Arrays of one entry always have it. */
-	if (!cfg || !state)
-		return 0;
-
-	sweep_shards(state, bpf_ktime_get_ns(), cfg->epoch_ns);
+	sweep_shards(bpf_ktime_get_ns(), config.epoch_ns);
 
 	/* Stop first, look after: a shard that turned active in between starts it again. */
-	__sync_lock_test_and_set(&state->sweeping, 0);
-	if (state->active_shards && !__sync_lock_test_and_set(&state->sweeping, 1))
-		bpf_timer_start(&sweeper->timer, FLOW_HOLD_EPOCHS * cfg->epoch_ns, 0);
+	__sync_lock_test_and_set(&device.sweeping, 0);
+	if (device.active_shards && !__sync_lock_test_and_set(&device.sweeping, 1))
+		bpf_timer_start(&sweeper->timer, FLOW_HOLD_EPOCHS * config.epoch_ns, 0);
 	return 0;
 }
 
-static __always_inline void sweep_start(struct device_state *state, __u64 hold_ns)
+static __always_inline void sweep_start(__u64 hold_ns)
 {
 	__u32 zero = 0;
 	struct sweeper *sweeper;
 
-	if (__sync_lock_test_and_set(&state->sweeping, 1))
+	if (__sync_lock_test_and_set(&device.sweeping, 1))
 		return;
 	sweeper = bpf_map_lookup_elem(&sweeper_map, &zero);
 	if (!sweeper)
@@ -110,9 +100,8 @@ static __always_inline void sweep_start(struct device_state *state, __u64 hold_n
 /* Notes a packet of (queue, tin) and tells the controller when the shard turned active or its flow
  * count crossed a step.
  */
-static __always_inline void activity_note(struct device_state *state, struct shard *shard,
-					  __u32 queue, __u32 tin, __u64 now, __u64 departure,
-					  __u64 hold_ns)
+static __always_inline void activity_note(struct shard *shard, __u32 queue, __u32 tin, __u64 now,
+					  __u64 departure, __u64 hold_ns)
 {
 	__u32 step = flow_step(flows_of(shard->flows));
 
@@ -121,15 +110,15 @@ static __always_inline void activity_note(struct device_state *state, struct sha
 	if (!shard->active) {
 		if (__sync_lock_test_and_set(&shard->active, 1))
 			return;
-		__sync_fetch_and_add(&state->active_shards, 1);
+		__sync_fetch_and_add(&device.active_shards, 1);
 		shard->flows_reported = step;
-		event_send(state, EVENT_ACTIVE, queue, tin, flows_of(shard->flows), now);
-		sweep_start(state, hold_ns);
+		event_send(EVENT_ACTIVE, queue, tin, flows_of(shard->flows), now);
+		sweep_start(hold_ns);
 		return;
 	}
 	if (step != shard->flows_reported) {
 		shard->flows_reported = step;
-		event_send(state, EVENT_FLOWS, queue, tin, flows_of(shard->flows), now);
+		event_send(EVENT_FLOWS, queue, tin, flows_of(shard->flows), now);
 	}
 }
 

@@ -98,7 +98,7 @@ static __always_inline __u32 sojourn_bucket(__u64 sojourn_ns)
  * not have that yet, its tin is given. A flow that is not counted yet counts itself in.
  */
 static __always_inline __u64 flow_cost(const struct flow *flow, const struct shard *shard,
-				       const struct tin_clock *tin, const struct device_config *cfg,
+				       const struct tin_clock *tin,
 				       const struct tin_config *tin_cfg, __u64 cell_rate,
 				       __u32 bytes)
 {
@@ -109,9 +109,9 @@ static __always_inline __u64 flow_cost(const struct flow *flow, const struct sha
 	if (!cell_rate)
 		return cost_ns(bytes, tin_cfg->rate_ns_per_byte_q24) * tin_flows;
 	cost = cost_ns(bytes, cell_rate) * later_ns(flows_of(shard->flows) + itself, 1);
-	if (!cfg->equal_flows)
+	if (!config.equal_flows)
 		return cost;
-	return later_ns(cost, cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24) * tin_flows);
+	return later_ns(cost, cost_ns(bytes, config.bandwidth_ns_per_byte_q24) * tin_flows);
 }
 
 /* The same where flows weigh differently: what the tin is given, by the flow's part of the weight
@@ -122,17 +122,15 @@ static __always_inline __u64 flow_cost(const struct flow *flow, const struct sha
 __noinline __u64 flow_cost_weighed(__u32 cell, bool counted, __u64 cell_rate, __u32 bytes)
 {
 	__u32 zero = 0;
-	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	struct hosts_met *met = bpf_map_lookup_elem(&hosts_met, &zero);
 
 	/* The caller has looked them up before. */
-	if (!cfg || !state || !shard || !met)
+	if (!shard || !met)
 		return 0;
 
-	const struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
-	const struct tin_config *tin_cfg = &cfg->tins[bounded(cell, MAX_TINS)];
+	const struct tin_clock *tin = &device.tins[bounded(cell, MAX_TINS)];
+	const struct tin_config *tin_cfg = &config.tins[bounded(cell, MAX_TINS)];
 	__u64 tin_flows = later_ns(flows_of(tin->flows) + !counted, 1);
 	__u64 shard_flows = later_ns(flows_of(shard->flows) + !counted, 1);
 	__u32 weight = hosts_weigh(met, counted);
@@ -143,36 +141,34 @@ __noinline __u64 flow_cost_weighed(__u32 cell, bool counted, __u64 cell_rate, __
 				  weight);
 	return later_ns(
 	    weighed_ns(cost_ns(bytes, cell_rate), shard_flows, tin_flows, tin_weight, weight),
-	    weighed_ns(cost_ns(bytes, cfg->bandwidth_ns_per_byte_q24), 1, 1, tin_weight, weight));
+	    weighed_ns(cost_ns(bytes, config.bandwidth_ns_per_byte_q24), 1, 1, tin_weight, weight));
 }
 
 /* The longest that a packet may wait. A forwarded flow may always have some packets waiting, or no
  * TCP would get going at a low rate.
  */
-static __always_inline __u64 horizon_ns(const struct device_config *cfg, bool local,
-					const struct booking_request *request)
+static __always_inline __u64 horizon_ns(bool local, const struct booking_request *request)
 {
 	__u64 packet_cost = request->guarantee_cost;
 
 	if (local)
-		return cfg->local_horizon_ns;
-	if (request->bytes > cfg->full_packet_bytes)
-		packet_cost = packet_cost / request->bytes * cfg->full_packet_bytes;
-	return earlier_ns(later_ns(cfg->forward_horizon_ns, FORWARD_PACKETS_MIN * packet_cost),
-			  cfg->local_horizon_ns);
+		return config.local_horizon_ns;
+	if (request->bytes > config.full_packet_bytes)
+		packet_cost = packet_cost / request->bytes * config.full_packet_bytes;
+	return earlier_ns(later_ns(config.forward_horizon_ns, FORWARD_PACKETS_MIN * packet_cost),
+			  config.local_horizon_ns);
 }
 
 /* What a packet that will wait for so long comes to. One that finds nothing of its flow waiting is
  * never signalled, nor is a wait of less than one and a half packets at the flow's own guarantee.
  */
 static __always_inline enum fate fate_of(struct __sk_buff *skb, struct flow *flow,
-					 const struct device_config *cfg,
 					 const struct tin_config *tin_cfg, bool local,
 					 const struct booking_request *request, __u64 sojourn)
 {
 	__u64 now = request->now;
 
-	if (sojourn > horizon_ns(cfg, local, request))
+	if (sojourn > horizon_ns(local, request))
 		return DROPPED_BY_HORIZON;
 	if (local || !tin_cfg->aqm_target_ns)
 		return SENT;
@@ -189,34 +185,28 @@ static __always_inline enum fate fate_of(struct __sk_buff *skb, struct flow *flo
 /* local: whether the packet is still charged to a socket of this machine. */
 static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 {
-	__u32 zero = 0;
-	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	enum bypass_reason reason;
 	struct frame frame;
 
 	if (!frame_find(skb, &frame, &reason))
 		return bypass(reason);
-	/* Arrays of one entry always have it. */
-	if (!cfg || !state)
-		return bypass(BYPASS_NO_STATE);
 
-	__u32 tin = tin_of(skb, &frame, cfg);
+	__u32 tin = tin_of(skb, &frame);
 	__u32 hash = bpf_get_hash_recalc(skb);
 	enum queue_decision queue_by;
-	__u32 queue = queue_foresee(skb, cfg, hash, bpf_get_smp_processor_id(), &queue_by);
+	__u32 queue = queue_foresee(skb, hash, bpf_get_smp_processor_id(), &queue_by);
 	/* The queue whose share the flow has a part in. */
 	__u32 home = queue;
 
-	epoch_roll(state, now, cfg->epoch_ns);
-	if (cfg->isolation) {
+	epoch_roll(now, config.epoch_ns);
+	if (config.isolation) {
 		struct frame inner = frame;
 
 		tunnel_enter(skb, &inner);
 		__u32 host_hash = hosts_meet(skb, &inner, tin);
-		if (!isolates_both_levels(cfg->isolation)) {
+		if (!isolates_both_levels(config.isolation)) {
 			hash = host_hash;
-			home = scale_hash(hash, cfg->queues);
+			home = scale_hash(hash, config.queues);
 		}
 	}
 	__u32 cell = home * MAX_TINS + tin;
@@ -229,12 +219,12 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	if (!shard || !cell_rate || !stats || !queue_stat)
 		return bypass(BYPASS_NO_STATE);
 
-	struct tin_clock *tin_clock = &state->tins[bounded(tin, MAX_TINS)];
-	const struct tin_config *tin_cfg = &cfg->tins[bounded(tin, MAX_TINS)];
-	__u32 bytes = cfg->framing.in_use ? framed(skb, frame.offset) : skb->wire_len;
+	struct tin_clock *tin_clock = &device.tins[bounded(tin, MAX_TINS)];
+	const struct tin_config *tin_cfg = &config.tins[bounded(tin, MAX_TINS)];
+	__u32 bytes = config.framing.in_use ? framed(skb, frame.offset) : skb->wire_len;
 	__u32 packets = skb->gso_segs ?: 1;
 
-	shard_roll(state, shard, cell);
+	shard_roll(shard, cell);
 	__u32 slot;
 	struct flow *flow =
 	    flow_find((home * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
@@ -246,46 +236,43 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u64 ceil = tin_clock->ceil_ns;
 	struct booking_request request = {
 	    .now = now,
-	    .ns_per_byte_q24 = cfg->bandwidth_ns_per_byte_q24,
 	    .guarantee = later_ns(flow->guarantee_ns, now),
 	    .earliest = later_ns(flow->departure_ns, now),
 	    .leftover_earliest = ceil,
-	    .guarantee_cost =
-		isolates_both_levels(cfg->isolation)
-		    ? flow_cost_weighed(cell, flow_is_counted(flow, shard->epoch), *cell_rate,
-					bytes)
-		    : flow_cost(flow, shard, tin_clock, cfg, tin_cfg, *cell_rate, bytes),
-	    .shift = cfg->tick_shift & 63,
-	    .tick_bytes = cfg->tick_bytes,
-	    .full_packet_bytes = cfg->full_packet_bytes,
-	    .lease_bytes = cfg->lease_bytes,
+	    .guarantee_cost = isolates_both_levels(config.isolation)
+				  ? flow_cost_weighed(cell, flow_is_counted(flow, shard->epoch),
+						      *cell_rate, bytes)
+				  : flow_cost(flow, shard, tin_clock, tin_cfg, *cell_rate, bytes),
+	    .shift = config.tick_shift & 63,
+	    .tick_bytes = config.tick_bytes,
 	    .bytes = bytes,
 	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
-	    .alone = tin_clock->flows >= state->flows,
+	    .alone = tin_clock->flows >= device.flows,
 	};
 
 	if (ceil > request.guarantee + CEIL_SLACK_NS)
 		request.guarantee = ceil - CEIL_SLACK_NS;
 	request.departure = later_ns(request.earliest, ceil);
 	if (request.tick_bytes) {
-		line_roll(&state->line, now, request.tick_bytes, request.shift);
-		if (!line_boosts(&state->line, &request))
+		line_arrive(&request);
+		if (!line_boosts(&request))
 			line_find(&request);
 	}
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
 	 * a receive timestamp of another clock. */
 	__u64 own = skb->tstamp;
-	__u64 paced = own > now && own - now < cfg->local_horizon_ns ? own : now;
+	__u64 paced = own > now && own - now < config.local_horizon_ns ? own : now;
 	__u64 departure = later_ns(request.departure, paced);
 	__u64 sojourn = departure - now;
-	enum fate fate = fate_of(skb, flow, cfg, tin_cfg, local, &request, sojourn);
+	enum fate fate = fate_of(skb, flow, tin_cfg, local, &request, sojourn);
 	bool dropped = fate >= DROPPED_BY_AQM;
 
 	if (backlogged) {
-		shard_count(cell, slot, dropped ? now : departure, cfg->epoch_ns, cfg->isolation);
-		activity_note(state, shard, home, tin, now, dropped ? now : departure,
-			      FLOW_HOLD_EPOCHS * cfg->epoch_ns);
+		shard_count(cell, slot, dropped ? now : departure, config.epoch_ns,
+			    config.isolation);
+		activity_note(shard, home, tin, now, dropped ? now : departure,
+			      FLOW_HOLD_EPOCHS * config.epoch_ns);
 	}
 	if (dropped) {
 		enum drop_reason reason = fate == DROPPED_BY_AQM ? DROP_AQM : DROP_HORIZON;
@@ -316,7 +303,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	flow->guarantee_ns = request.guarantee + late + request.guarantee_cost;
 	flow->departure_ns = departure;
 
-	if (cfg->check_queues_until_ns > now)
+	if (config.check_queues_until_ns > now)
 		foresight_note(skb, queue, queue_by);
 	stats->packets += packets;
 	stats->bytes += bytes;
@@ -330,7 +317,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	__u32 bucket = sojourn_bucket(sojourn);
 	if (bucket < SOJOURN_BUCKETS)
 		stats->sojourn[bucket] += packets;
-	if (cfg->wash && frame.dscp)
+	if (config.wash && frame.dscp)
 		frame_wash(skb, frame.offset, frame.protocol);
 	return TC_ACT_UNSPEC;
 }

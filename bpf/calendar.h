@@ -67,7 +67,6 @@ enum booking {
 /* One packet's way through the calendar: what is asked, and what is found. */
 struct booking_request {
 	__u64 now;
-	__u64 ns_per_byte_q24;
 	/* When the flow's guarantee lets the packet leave; what was booked from the leftover moves
 	 * it. */
 	__u64 guarantee;
@@ -76,10 +75,13 @@ struct booking_request {
 	/* The same for what is no guarantee of its tin's. */
 	__u64 leftover_earliest;
 	__u64 guarantee_cost;
+	/* The length of a tick, and what it carries: as the configuration had them when the packet
+	 * came. */
 	__u32 shift;
 	__u32 tick_bytes;
-	__u32 full_packet_bytes;
-	__u32 lease_bytes;
+	/* The tick of now, and the bytes that time has passed over in it. */
+	__u32 present;
+	__u32 gone;
 	__u32 bytes;
 	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
 	 * of its ceiling. Such a packet is no boost. */
@@ -97,68 +99,25 @@ struct booking_request {
 	enum booking booking;
 };
 
-/* A request with what it is made against. Global functions look the maps up by themselves, so that
- * the verifier looks at each once and not for every path that leads to it.
- */
-struct line {
-	struct calendar *calendar;
-	struct line_state *state;
-	__u64 now;
-	__u64 ns_per_byte_q24;
-	__u32 shift;
-	__u32 tick_bytes;
-	__u32 tick; /* that of now */
-};
-
-static __always_inline bool line_open(struct line *line, const struct booking_request *request)
+static __always_inline struct tick *tick_at(__u32 tick)
 {
-	__u32 zero = 0;
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-
-	line->calendar = bpf_map_lookup_elem(&calendar, &zero);
-	/* Arrays of one entry always have it. */
-	if (!state || !line->calendar)
-		return false;
-	line->state = &state->line;
-	line->now = request->now;
-	line->ns_per_byte_q24 = request->ns_per_byte_q24;
-	line->shift = request->shift & 63;
-	line->tick_bytes = request->tick_bytes;
-	line->tick = line->now >> line->shift;
-	return true;
+	return &line_calendar.ticks[bounded(tick, CALENDAR_TICKS)];
 }
 
-static __always_inline struct tick *tick_at(struct line *line, __u32 tick)
+/* Bytes booked in a tick. How much of the present one has passed is another matter. */
+static __always_inline __u32 tick_booked(__u32 tick)
 {
-	return &line->calendar->ticks[bounded(tick, CALENDAR_TICKS)];
-}
-
-/* Bytes booked in a tick. How much of the present one has passed is for tick_gone to say. */
-static __always_inline __u32 tick_booked(struct line *line, __u32 tick)
-{
-	__u64 word = *(volatile __u64 *)&tick_at(line, tick)->stamp_and_bytes;
+	__u64 word = *(volatile __u64 *)&tick_at(tick)->stamp_and_bytes;
 
 	return word >> 32 == tick ? (__u32)word : 0;
-}
-
-static __always_inline __u32 tick_gone(struct line *line)
-{
-	__u64 passed = line->now & ((1ULL << line->shift) - 1);
-
-	return passed * line->tick_bytes >> line->shift;
-}
-
-static __always_inline bool tick_has_room(struct line *line, __u32 tick)
-{
-	return tick_booked(line, tick) < line->tick_bytes;
 }
 
 /* Books bytes in a tick. Whoever is the first to use a tick of a new round clears its tallies; what
  * another CPU adds to those at that very moment is lost to the estimates, never to the line.
  */
-static __always_inline void tick_book(struct calendar *calendar, __u32 tick, __u32 bytes)
+static __always_inline void tick_book(__u32 tick, __u32 bytes)
 {
-	struct tick *at = &calendar->ticks[bounded(tick, CALENDAR_TICKS)];
+	struct tick *at = tick_at(tick);
 	__u64 word = *(volatile __u64 *)&at->stamp_and_bytes;
 
 	if (word >> 32 != tick) {
@@ -186,7 +145,6 @@ static __always_inline __s64 smoothed(__s64 average, __s64 sample, __u32 shift)
 }
 
 struct closing {
-	struct calendar *ticks;
 	__u64 start_ns; /* of the first tick to close */
 	__u64 leftover_ns;
 	__s64 demand;
@@ -200,7 +158,7 @@ static long line_close_tick(__u32 index, struct closing *closing)
 {
 	__u32 tick = closing->tick + index;
 	__u32 tick_bytes = closing->tick_bytes;
-	struct tick *at = &closing->ticks->ticks[bounded(tick, CALENDAR_TICKS)];
+	struct tick *at = tick_at(tick);
 	__u64 word = at->stamp_and_bytes;
 	__u32 booked = 0, lost = 0, rest = 0;
 	__s64 entitled = 0;
@@ -238,16 +196,13 @@ static long line_close_tick(__u32 index, struct closing *closing)
  */
 __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 {
-	__u32 zero = 0;
-	struct calendar *ticks = bpf_map_lookup_elem(&calendar, &zero);
-	struct device_state *device_state = bpf_map_lookup_elem(&device, &zero);
+	struct line_state *state = &device.line;
 
-	/* Arrays of one entry always have it; a global function has to check its arguments. */
-	if (!ticks || !device_state || !tick_bytes || shift > 63)
+	/* A global function has to check its arguments. */
+	if (!tick_bytes || shift > 63)
 		return 0;
 
 	__u32 now_tick = now_ns >> shift;
-	struct line_state *state = &device_state->line;
 	__u32 first = *(volatile __u32 *)&state->tick;
 	__u32 passed = now_tick - first;
 
@@ -255,7 +210,6 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 		return 0;
 
 	struct closing closing = {
-	    .ticks = ticks,
 	    .leftover_ns = state->leftover_ns,
 	    .idle_tick = state->idle_tick,
 	    .demand = state->demand,
@@ -292,16 +246,20 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 	return 0;
 }
 
-/* Closes the ticks before now, if that is still to do. */
-static __always_inline void line_roll(const struct line_state *state, __u64 now, __u32 tick_bytes,
-				      __u32 shift)
+/* Says when in which tick a request comes, and closes the ticks before, if that is still to do. */
+static __always_inline void line_arrive(struct booking_request *request)
 {
-	__u32 closed = *(volatile __u32 *)&state->tick;
+	__u64 passed = request->now & ((1ULL << request->shift) - 1);
+
+	request->present = request->now >> request->shift;
+	request->gone = passed * request->tick_bytes >> request->shift;
+
+	__u32 closed = *(volatile __u32 *)&device.line.tick;
 
 	/* Another CPU may be in the next tick already. Anything further off is no tick to come, but
 	 * one of long ago, or of another length: numbers wrap, and change with it. */
-	if (closed - (__u32)(now >> shift) >= CLOSE_TICKS || state->shift != shift)
-		line_close(now, tick_bytes, shift);
+	if (closed - request->present >= CLOSE_TICKS || device.line.shift != request->shift)
+		line_close(request->now, request->tick_bytes, request->shift);
 }
 
 static __always_inline __u32 later_tick(__u32 a, __u32 b)
@@ -309,43 +267,28 @@ static __always_inline __u32 later_tick(__u32 a, __u32 b)
 	return (__s32)(a - b) > 0 ? a : b;
 }
 
-static __always_inline bool booked_below(const struct calendar *calendar, __u32 tick, __u32 bytes)
-{
-	__u64 word = calendar->ticks[bounded(tick, CALENDAR_TICKS)].stamp_and_bytes;
-
-	return word >> 32 != tick || (__u32)word < bytes;
-}
-
 /* The first tick with room at or after one, as far as the probes go. A function of its own, so that
  * the verifier looks at its loops once and not once for each path that leads here.
  */
 __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 {
-	__u32 zero = 0;
-	struct calendar *ticks = bpf_map_lookup_elem(&calendar, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-
-	/* Arrays of one entry always have it. */
-	if (!ticks || !state)
-		return tick;
-
 	for (int i = 0; i < NEAR_PROBES; i++) {
-		if (booked_below(ticks, tick, tick_bytes))
+		if (tick_booked(tick) < tick_bytes)
 			return tick;
 		tick++;
 	}
-	__u32 hint = state->line.free_hint;
+	__u32 hint = device.line.free_hint;
 	for (int i = 0; i < HINT_PROBES; i++) {
-		if (booked_below(ticks, hint, tick_bytes))
+		if (tick_booked(hint) < tick_bytes)
 			break;
 		hint++;
 	}
 	/* All CPUs read it, so it is written when it changes only. */
-	if (hint != state->line.free_hint)
-		state->line.free_hint = hint;
+	if (hint != device.line.free_hint)
+		device.line.free_hint = hint;
 	tick = later_tick(tick, hint);
 	for (int i = 0; i < FREE_PROBES; i++) {
-		if (booked_below(ticks, tick, tick_bytes))
+		if (tick_booked(tick) < tick_bytes)
 			break;
 		tick++;
 	}
@@ -353,29 +296,24 @@ __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 }
 
 struct repayment {
-	struct calendar *ticks;
 	__s64 debt;
 	__u32 tick;
 	__u32 tick_bytes;
 	__u32 free_hint;
-	__u32 pad;
 };
 
 static long line_repay_tick(__u32 index, struct repayment *repayment)
 {
 	__u32 tick = repayment->tick + index;
-	__u64 word = repayment->ticks->ticks[bounded(tick, CALENDAR_TICKS)].stamp_and_bytes;
-	__s64 room = repayment->tick_bytes;
+	__s64 room = (__s64)repayment->tick_bytes - tick_booked(tick);
 
-	if (word >> 32 == tick)
-		room -= (__u32)word;
 	if (room > repayment->debt) {
-		tick_book(repayment->ticks, tick, repayment->debt);
+		tick_book(tick, repayment->debt);
 		repayment->debt = 0;
 		return 1; /* ends the loop */
 	}
 	if (room > 0) {
-		tick_book(repayment->ticks, tick, room);
+		tick_book(tick, room);
 		repayment->debt -= room;
 	}
 	if (repayment->free_hint == tick)
@@ -387,79 +325,76 @@ static long line_repay_tick(__u32 index, struct repayment *repayment)
  * room. A super-packet may be larger than many ticks: what they cannot repay yet, later packets
  * will. The hint follows over ticks that are full now, which may be more than a search looks over.
  */
-static __noinline int line_repay(struct line *line, __u32 tick, __u32 overfill)
+static __noinline int line_repay(__u32 tick, __u32 tick_bytes, __u32 overfill)
 {
-	__u32 hint = line->state->free_hint;
+	struct line_state *state = &device.line;
+	__u32 hint = state->free_hint;
 	struct repayment repayment = {
-	    .ticks = line->calendar,
-	    .debt = line->state->debt_bytes + overfill,
+	    .debt = state->debt_bytes + overfill,
 	    .tick = tick + 1,
-	    .tick_bytes = line->tick_bytes,
+	    .tick_bytes = tick_bytes,
 	    .free_hint = hint,
 	};
 	__s64 owed = repayment.debt;
 
-	if (hint == tick && !tick_has_room(line, tick))
+	if (hint == tick && tick_booked(tick) >= tick_bytes)
 		repayment.free_hint++;
 	bpf_loop(REPAY_TICKS, line_repay_tick, &repayment, 0);
-	__sync_fetch_and_add(&line->state->debt_bytes, overfill - (owed - repayment.debt));
+	__sync_fetch_and_add(&state->debt_bytes, overfill - (owed - repayment.debt));
 	if (repayment.free_hint != hint)
-		line->state->free_hint = repayment.free_hint;
+		state->free_hint = repayment.free_hint;
 	return 0;
 }
 
-static __always_inline __u64 tick_start(const struct line *line, __u32 tick)
+static __always_inline __u64 tick_start(const struct booking_request *request, __u32 tick)
 {
-	return (line->now >> line->shift << line->shift) +
-	       ((__u64)(__s64)(__s32)(tick - line->tick) << line->shift);
+	return (request->now >> request->shift << request->shift) +
+	       ((__u64)(__s64)(__s32)(tick - request->present) << request->shift);
 }
 
 /* Where a packet booked in a tick leaves: behind what is booked there. */
-static __always_inline __u64 tick_place(struct line *line, __u32 tick)
+static __always_inline __u64 tick_place(const struct booking_request *request, __u32 tick)
 {
-	__u32 booked = tick_booked(line, tick);
-	__u64 last = (1ULL << line->shift) - 1;
+	__u32 booked = tick_booked(tick);
+	__u64 last = (1ULL << request->shift) - 1;
 
-	if (tick == line->tick) {
-		__u32 gone = tick_gone(line);
-
-		booked = booked > gone ? booked : gone;
-	}
-	return tick_start(line, tick) + earlier_ns(cost_ns(booked, line->ns_per_byte_q24), last);
+	if (tick == request->present && booked < request->gone)
+		booked = request->gone;
+	return tick_start(request, tick) +
+	       earlier_ns(cost_ns(booked, config.bandwidth_ns_per_byte_q24), last);
 }
 
 /* Bytes that the line has booked from now to the end of the next tick. */
-static __always_inline __u32 line_ahead(struct line *line)
+static __always_inline __u32 line_ahead(const struct booking_request *request)
 {
-	__u32 gone = tick_gone(line);
-	__u32 booked = tick_booked(line, line->tick);
+	__u32 booked = tick_booked(request->present);
 
-	return (booked > gone ? booked - gone : 0) + tick_booked(line, line->tick + 1);
+	return (booked > request->gone ? booked - request->gone : 0) +
+	       tick_booked(request->present + 1);
 }
 
 /* Boosts take a BOOST_PART of the line: one waits for the ones before to be paid for. A small one
  * may come beside a full one.
  */
-static __always_inline bool boost_fits(const struct line_state *state,
-				       const struct booking_request *request)
+static __always_inline bool boost_fits(const struct booking_request *request)
 {
 	__u64 slack = 0;
 
-	if (request->bytes > request->full_packet_bytes)
+	if (request->bytes > config.full_packet_bytes)
 		return false;
-	if (request->bytes < request->full_packet_bytes / SMALL_PART)
-		slack = BOOST_PART * cost_ns(request->full_packet_bytes, request->ns_per_byte_q24);
-	return state->boost_ns <= request->now + slack;
+	if (request->bytes < config.full_packet_bytes / SMALL_PART)
+		slack = BOOST_PART *
+			cost_ns(config.full_packet_bytes, config.bandwidth_ns_per_byte_q24);
+	return device.line.boost_ns <= request->now + slack;
 }
 
 /* Finds the departure of a packet that need not wait. */
-static __always_inline bool line_boosts(const struct line_state *state,
-					struct booking_request *request)
+static __always_inline bool line_boosts(struct booking_request *request)
 {
-	if (request->waits || !boost_fits(state, request))
+	if (request->waits || !boost_fits(request))
 		return false;
 	request->departure = request->now;
-	request->tick = request->now >> request->shift;
+	request->tick = request->present;
 	request->booking = BOOKED_AS_BOOST;
 	return true;
 }
@@ -472,34 +407,36 @@ static __always_inline __u32 unserved_bytes(__u32 bytes, __u64 cost, __u64 gaine
 	return gained < cost ? bytes * (cost - gained) / cost : 0;
 }
 
-static __always_inline void line_place(struct line *line, struct booking_request *request,
-				       __u32 tick)
+static __always_inline void line_place(struct booking_request *request, __u32 tick)
 {
 	request->tick = tick;
-	request->departure = later_ns(tick_place(line, tick), request->earliest);
+	request->departure = later_ns(tick_place(request, tick), request->earliest);
 }
 
-/* Finds when a packet may leave that is no boost. */
+/* Finds when a packet may leave that is no boost. A function of its own, as those below, so that
+ * the verifier looks at it once and not for every path that leads to it.
+ */
 __noinline int line_find(struct booking_request *request)
 {
-	struct line line;
+	const struct line_state *state = &device.line;
 
-	if (!request || !line_open(&line, request))
+	/* A global function has to check its arguments. */
+	if (!request)
 		return 0;
 
 	request->booking = BOOKED_BY_GUARANTEE;
 	request->leftover_ns = 0;
 
 	__u64 allowed = later_ns(request->leftover_earliest, request->earliest);
-	__u64 reach =
-	    later_ns(SHALLOW_PACKETS * request->guarantee_cost, (__u64)SHALLOW_TICKS << line.shift);
-	bool shallow = request->earliest < line.now + reach;
+	__u64 reach = later_ns(SHALLOW_PACKETS * request->guarantee_cost,
+			       (__u64)SHALLOW_TICKS << request->shift);
+	bool shallow = request->earliest < request->now + reach;
 
 	/* Use it or lose it: what the line has no other use for now is nobody's loss. */
-	__u32 largest = request->bytes > request->full_packet_bytes ? request->bytes
-								    : request->full_packet_bytes;
-	if (shallow && line_ahead(&line) <= NEAR_PACKETS * largest) {
-		line_place(&line, request, line_find_room(allowed >> line.shift, line.tick_bytes));
+	__u32 largest =
+	    request->bytes > config.full_packet_bytes ? request->bytes : config.full_packet_bytes;
+	if (shallow && line_ahead(request) <= NEAR_PACKETS * largest) {
+		line_place(request, line_find_room(allowed >> request->shift, request->tick_bytes));
 		if (request->departure + request->guarantee_cost < request->guarantee) {
 			request->booking = BOOKED_FROM_LEFTOVER;
 			request->guarantee = request->departure;
@@ -510,28 +447,28 @@ __noinline int line_find(struct booking_request *request)
 	/* Behind what was booked from the leftover before, unless the guarantee comes first. A flow
 	 * that has not booked far ahead may be a packet, or a tick, ahead of its guarantee: so
 	 * those that send a packet when another leaves, as TCP does, fill the line without gaps. */
-	__u32 entitled = later_ns(request->guarantee, request->earliest) >> line.shift;
+	__u32 entitled = later_ns(request->guarantee, request->earliest) >> request->shift;
 	__u64 leftover = allowed;
 	/* Where one tin has the line to itself and the line has idled of late, what guarantees
 	 * leave is the tin's own, and a flow that has not booked far ahead may have it at once. */
 	bool at_once =
-	    shallow && request->alone && line.tick - line.state->idle_tick <= IDLE_MEMORY_TICKS;
+	    shallow && request->alone && request->present - state->idle_tick <= IDLE_MEMORY_TICKS;
 	if (!at_once)
-		leftover = later_ns(line.state->leftover_ns, leftover);
+		leftover = later_ns(state->leftover_ns, leftover);
 	__u64 from = request->guarantee;
 	if (shallow) {
-		__u64 lead = later_ns(request->guarantee_cost, 1ULL << line.shift);
+		__u64 lead = later_ns(request->guarantee_cost, 1ULL << request->shift);
 
 		from = later_ns(from > lead ? from - lead : 0, allowed);
 	}
 	__u64 first = earlier_ns(leftover, from);
 	__u32 tick = entitled;
 	if (first < request->guarantee)
-		tick = line_find_room(first >> line.shift, line.tick_bytes);
+		tick = line_find_room(first >> request->shift, request->tick_bytes);
 	if (first >= request->guarantee || (__s32)(entitled - tick) < 0) {
-		tick = line_find_room(entitled, line.tick_bytes);
+		tick = line_find_room(entitled, request->tick_bytes);
 	} else if (leftover < from) {
-		leftover = later_ns(leftover, tick_start(&line, tick));
+		leftover = later_ns(leftover, tick_start(request, tick));
 		request->booking = BOOKED_FROM_LEFTOVER;
 		if (leftover < request->guarantee) {
 			request->unserved = unserved_bytes(request->bytes, request->guarantee_cost,
@@ -540,9 +477,9 @@ __noinline int line_find(struct booking_request *request)
 		}
 		if (!at_once)
 			request->leftover_ns =
-			    leftover + (request->bytes * line.state->leftover_ns_per_byte_q8 >> 8);
+			    leftover + (request->bytes * state->leftover_ns_per_byte_q8 >> 8);
 	}
-	line_place(&line, request, tick);
+	line_place(request, tick);
 	return 0;
 }
 
@@ -572,11 +509,11 @@ static __always_inline __u32 lost_bytes(const struct booking_request *request, _
 }
 
 /* Gives back what is left of a lease, unless its tick is over. */
-static __always_inline void line_return_lease(struct line *line, const struct lease *lease)
+static __always_inline void line_return_lease(const struct lease *lease, __u32 present)
 {
-	struct tick *at = tick_at(line, lease->tick);
+	struct tick *at = tick_at(lease->tick);
 
-	if (!lease->bytes || (__s32)(lease->tick - line->tick) < 0 ||
+	if (!lease->bytes || (__s32)(lease->tick - present) < 0 ||
 	    *(volatile __u64 *)&at->stamp_and_bytes >> 32 != lease->tick)
 		return;
 	__sync_fetch_and_add(&at->stamp_and_bytes, -(__u64)lease->bytes);
@@ -590,45 +527,43 @@ static __always_inline void line_return_lease(struct line *line, const struct le
  */
 __noinline int line_book(struct booking_request *request)
 {
-	struct line line;
+	struct line_state *state = &device.line;
 
+	/* A global function has to check its arguments. */
 	if (!request)
 		return 0;
 
 	/* What moves a clock as well is booked each on its own. */
 	struct lease *lease = NULL;
-	if (request->lease_bytes && !request->unserved && !request->leftover_ns)
+	if (config.lease_bytes && !request->unserved && !request->leftover_ns)
 		lease = lease_of_cpu();
 
 	__u32 bytes = request->bytes;
 	if (lease)
 		bytes = lease_pay(lease, request->tick, request->booking, bytes);
-	if (!bytes || !line_open(&line, request))
+	if (!bytes)
 		return 0;
 
-	struct tick *at = tick_at(&line, request->tick);
-	__u32 booked = tick_booked(&line, request->tick);
+	struct tick *at = tick_at(request->tick);
+	__u32 booked = tick_booked(request->tick);
 	__u32 lost = 0;
 
-	if (request->tick == line.tick) {
-		__u32 gone = tick_gone(&line);
-
-		/* What time has passed unused cannot be used any more. */
-		lost = gone > booked ? gone - booked : 0;
-	}
+	/* What time has passed unused cannot be used any more. */
+	if (request->tick == request->present && booked < request->gone)
+		lost = request->gone - booked;
 	booked += lost;
 	__u32 ahead = 0;
 	if (lease) {
 		__u32 full = booked + bytes;
 
 		if (!lease_is_for(lease, request->tick, request->booking)) {
-			line_return_lease(&line, lease);
+			line_return_lease(lease, request->present);
 			lease_restart(lease, request->tick, request->booking);
 		}
-		ahead = lease_extend(lease, bytes, request->lease_bytes,
-				     full < line.tick_bytes ? line.tick_bytes - full : 0);
+		ahead = lease_extend(lease, bytes, config.lease_bytes,
+				     full < request->tick_bytes ? request->tick_bytes - full : 0);
 	}
-	tick_book(line.calendar, request->tick, bytes + lost + ahead);
+	tick_book(request->tick, bytes + lost + ahead);
 	if (lost)
 		__sync_fetch_and_add(&at->lost, lost);
 
@@ -636,18 +571,19 @@ __noinline int line_book(struct booking_request *request)
 	if (request->booking != BOOKED_FROM_LEFTOVER)
 		entitled += bytes + ahead;
 	else if (request->leftover_ns)
-		line.state->leftover_ns = request->leftover_ns;
+		state->leftover_ns = request->leftover_ns;
 	if (entitled)
 		__sync_fetch_and_add(&at->entitled, entitled);
 	/* Two CPUs at the same time may pay once: boosts are bounded, not exact. */
 	if (request->booking == BOOKED_AS_BOOST)
-		line.state->boost_ns = later_ns(line.state->boost_ns, line.now) +
-				       BOOST_PART * cost_ns(bytes + ahead, line.ns_per_byte_q24);
+		state->boost_ns =
+		    later_ns(state->boost_ns, request->now) +
+		    BOOST_PART * cost_ns(bytes + ahead, config.bandwidth_ns_per_byte_q24);
 
-	__u32 limit = booked > line.tick_bytes ? booked : line.tick_bytes;
+	__u32 limit = booked > request->tick_bytes ? booked : request->tick_bytes;
 	__u32 overfill = booked + bytes > limit ? booked + bytes - limit : 0;
-	if (overfill || line.state->debt_bytes > 0)
-		line_repay(&line, request->tick, overfill);
+	if (overfill || state->debt_bytes > 0)
+		line_repay(request->tick, request->tick_bytes, overfill);
 	return 0;
 }
 

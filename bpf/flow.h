@@ -121,43 +121,40 @@ static __always_inline struct flow *flow_find(__u32 base, __u32 hash, __u32 epoc
 /* Brings the epoch up to now. Only the CPU whose exchange succeeds does it. In a silence of a whole
  * round everything ceases to count, so it is as good as any longer one.
  */
-static __always_inline void epoch_roll(struct device_state *state, __u64 now, __u64 epoch_ns)
+static __always_inline void epoch_roll(__u64 now, __u64 epoch_ns)
 {
-	__u64 start = *(volatile __u64 *)&state->epoch_start_ns;
+	__u64 start = *(volatile __u64 *)&device.epoch_start_ns;
 	__u64 passed;
 
 	if ((__s64)(now - start) < (__s64)epoch_ns)
 		return;
 	passed = (now - start) / epoch_ns;
-	if (__sync_val_compare_and_swap(&state->epoch_start_ns, start, start + passed * epoch_ns) ==
+	if (__sync_val_compare_and_swap(&device.epoch_start_ns, start, start + passed * epoch_ns) ==
 	    start)
-		__sync_fetch_and_add(&state->epoch, earlier_ns(passed, EPOCHS));
+		__sync_fetch_and_add(&device.epoch, earlier_ns(passed, EPOCHS));
 }
 
 /* Adds to the count of active flows on every level. */
-static __always_inline void shard_add(struct device_state *state, struct shard *shard, __u32 tin,
-				      __s32 flows)
+static __always_inline void shard_add(struct shard *shard, __u32 tin, __s32 flows)
 {
 	__sync_fetch_and_add(&shard->flows, flows);
-	__sync_fetch_and_add(&state->tins[bounded(tin, MAX_TINS)].flows, flows);
-	__sync_fetch_and_add(&state->flows, flows);
+	__sync_fetch_and_add(&device.tins[bounded(tin, MAX_TINS)].flows, flows);
+	__sync_fetch_and_add(&device.flows, flows);
 }
 
 /* Brings a shard to the present epoch. Only the CPU whose exchange succeeds does it. */
 __noinline int shard_start_epoch(__u32 cell)
 {
-	__u32 zero = 0;
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	struct shard_ends *ends = bpf_map_lookup_elem(&shard_ends, &cell);
 
 	/* The caller has looked them up before. */
-	if (!state || !shard || !ends)
+	if (!shard || !ends)
 		return 0;
 
 	/* In this order, so that the latter is no earlier. */
 	__u32 before = *(volatile __u32 *)&shard->epoch;
-	__u32 epoch = *(volatile __u32 *)&state->epoch;
+	__u32 epoch = *(volatile __u32 *)&device.epoch;
 	__s32 ended = 0, lighter = 0;
 
 	if (__sync_val_compare_and_swap(&shard->epoch, before, epoch) != before)
@@ -175,16 +172,15 @@ __noinline int shard_start_epoch(__u32 cell)
 			lighter += __sync_lock_test_and_set(weight, 0);
 	}
 	if (ended)
-		shard_add(state, shard, cell % MAX_TINS, -ended);
+		shard_add(shard, cell % MAX_TINS, -ended);
 	if (lighter)
-		__sync_fetch_and_add(&state->tins[bounded(cell, MAX_TINS)].weight, -lighter);
+		__sync_fetch_and_add(&device.tins[bounded(cell, MAX_TINS)].weight, -lighter);
 	return 0;
 }
 
-static __always_inline void shard_roll(const struct device_state *state, const struct shard *shard,
-				       __u32 cell)
+static __always_inline void shard_roll(const struct shard *shard, __u32 cell)
 {
-	if (state->epoch != shard->epoch)
+	if (device.epoch != shard->epoch)
 		shard_start_epoch(cell);
 }
 
@@ -193,23 +189,22 @@ __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_
 			   enum isolation isolation)
 {
 	__u32 zero = 0, key = slot / FLOW_WAYS;
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct shard *shard = bpf_map_lookup_elem(&shards, &cell);
 	struct shard_ends *ends = bpf_map_lookup_elem(&shard_ends, &cell);
 	struct flow_set *set = bpf_map_lookup_elem(&flows, &key);
 	struct hosts_met *met = NULL;
 
 	/* The caller has looked them up before. */
-	if (!state || !shard || !ends || !set)
+	if (!shard || !ends || !set)
 		return 0;
 	if (isolates_both_levels(isolation))
 		met = bpf_map_lookup_elem(&hosts_met, &zero);
 
 	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
-	struct tin_clock *tin = &state->tins[bounded(cell, MAX_TINS)];
+	struct tin_clock *tin = &device.tins[bounded(cell, MAX_TINS)];
 	__u32 epoch = shard->epoch;
 	__u32 before = flow->counted;
-	__u64 start = state->epoch_start_ns;
+	__u64 start = device.epoch_start_ns;
 	__u64 until = departure > start ? (departure - start) / epoch_ns : 0;
 	bool counted = flow_is_counted(flow, epoch);
 	__u32 weighed = counted ? flow->weight : 0;
@@ -231,7 +226,7 @@ __noinline int shard_count(__u32 cell, __u32 slot, __u64 departure, __u64 epoch_
 	} else {
 		until = epoch + earlier_ns(until, EPOCHS - 1);
 		flow->counted_since = epoch;
-		shard_add(state, shard, cell % MAX_TINS, 1);
+		shard_add(shard, cell % MAX_TINS, 1);
 	}
 	__sync_fetch_and_add(&ends->flows[bounded(until, EPOCHS)], 1);
 	if (met) {

@@ -102,16 +102,9 @@ static __always_inline bool gso_of(struct __sk_buff *ctx, struct gso *gso)
  */
 __noinline __u32 framed(struct __sk_buff *skb, __u32 ip_offset)
 {
-	__u32 zero = 0;
-	const struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
+	const struct framing *framing = &config.framing;
 	__u32 length = skb->len;
 	__u32 segment = skb->gso_size;
-
-	/* An array of one entry always has it. */
-	if (!cfg)
-		return length;
-
-	const struct framing *framing = &cfg->framing;
 	__u32 link_bytes = ip_offset * framing->over_ip;
 
 	/* SCTP's pieces are as large as they are: they count as one. */

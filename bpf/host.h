@@ -135,13 +135,11 @@ __noinline __u32 host_flows(__u32 slot, __u32 epoch)
 __noinline __u32 hosts_meet(struct __sk_buff *skb, struct frame *frame, __u32 tin)
 {
 	__u32 zero = 0, words[2 * IPV6_WORDS] = {};
-	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
 	struct hosts_met *met = bpf_map_lookup_elem(&hosts_met, &zero);
 	__u32 pair[2];
 
-	/* Arrays of one entry always have it; a global function has to check its arguments. */
-	if (!cfg || !state || !met || !frame)
+	/* An array of one entry always has it; a global function has to check its arguments. */
+	if (!met || !frame)
 		return 0;
 	if (frame->protocol == bpf_htons(ETH_P_IP)) {
 		if (bpf_skb_load_bytes(skb, frame->offset + offsetof(struct iphdr, saddr), words,
@@ -157,7 +155,7 @@ __noinline __u32 hosts_meet(struct __sk_buff *skb, struct frame *frame, __u32 ti
 		pair[1] = hash_words(words + IPV6_WORDS, IPV6_WORDS);
 	}
 
-	enum isolation isolation = cfg->isolation;
+	enum isolation isolation = config.isolation;
 	if (isolation == ISOLATE_SRCHOST)
 		return pair[0];
 	if (isolation == ISOLATE_DSTHOST)
@@ -168,12 +166,12 @@ __noinline __u32 hosts_meet(struct __sk_buff *skb, struct frame *frame, __u32 ti
 	__u32 base = tin * 2 * HOST_SETS;
 	__u32 flows = 0;
 	if (isolates_source(isolation)) {
-		met->source = host_find(base, pair[0], state->epoch);
-		flows = host_flows(met->source, state->epoch);
+		met->source = host_find(base, pair[0], device.epoch);
+		flows = host_flows(met->source, device.epoch);
 	}
 	if (isolates_destination(isolation)) {
-		met->destination = host_find(base + HOST_SETS, pair[1], state->epoch);
-		flows = later_ns(flows, host_flows(met->destination, state->epoch));
+		met->destination = host_find(base + HOST_SETS, pair[1], device.epoch);
+		flows = later_ns(flows, host_flows(met->destination, device.epoch));
 	}
 	met->flows = flows;
 	met->isolation = isolation;

@@ -29,15 +29,23 @@ static __always_inline __u32 flows_of(__s32 count)
 	return count > 0 ? count : 0;
 }
 
-/* Key 0. Value: what the user asked for, in the data path's units. Written by the control plane at
- * attach and `set`; each field is read on its own, so a change takes effect field by field.
+/* What a device has one of is a variable, which needs no lookup. Its section is a map of its own,
+ * with one value at key 0; the variable is hidden from the loader, which knows it as that.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct device_config);
-} config SEC(".maps");
+#define MAP_OF_ITS_OWN(name) __hidden SEC(".data." #name)
+
+/* What the user asked for, in the data path's units. Written by the control plane at attach and
+ * `set`; each field is read on its own, so a change takes effect field by field.
+ */
+struct device_config config MAP_OF_ITS_OWN(config);
+
+/* The clocks and counts that all queues share. Written by the data path only. */
+struct device_state device MAP_OF_ITS_OWN(device);
+
+/* What is booked in each tick to come. Written by the data path; by the control plane only when the
+ * length of a tick changes.
+ */
+struct calendar line_calendar MAP_OF_ITS_OWN(calendar);
 
 /* Key: a packet's mark. Value: the tin that the user gives it. Written by the control plane. */
 struct {
@@ -68,27 +76,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } cells SEC(".maps");
-
-/* Key 0. Value: the clocks and counts that all queues share. Written by the data path only.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct device_state);
-} device SEC(".maps");
-
-/* Key 0. Value: what is booked in each tick to come. Written by the data path; by the control plane
- * only when the length of a tick changes.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct calendar);
-} calendar SEC(".maps");
 
 /* Key 0. Value: what this CPU has booked for packets to come. Written by the data path only. */
 struct {

@@ -44,10 +44,10 @@ static __always_inline __u32 queue_of_socket(struct __sk_buff *ctx)
 	return BPF_CORE_READ(skb, sk, __sk_common.skc_tx_queue_mapping);
 }
 
-static __always_inline __u32 queue_foresee(struct __sk_buff *skb, const struct device_config *cfg,
-					   __u32 hash, __u32 cpu, enum queue_decision *by)
+static __always_inline __u32 queue_foresee(struct __sk_buff *skb, __u32 hash, __u32 cpu,
+					   enum queue_decision *by)
 {
-	__u32 queues = cfg->queues;
+	__u32 queues = config.queues;
 	__u32 queue = queue_of_socket(skb);
 	__u32 mapping = skb->queue_mapping;
 

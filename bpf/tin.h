@@ -12,20 +12,15 @@
 /* The tin that a mark names, or NO_TIN. */
 __noinline __u32 tin_of_mark(__u32 mark)
 {
-	__u32 zero = 0;
-	const struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
 	const __u32 *tin = bpf_map_lookup_elem(&mark_to_tin, &mark);
 	__u32 number;
 
 	if (tin)
 		return *tin;
-	/* An array of one entry always has it. */
-	if (!cfg)
-		return NO_TIN;
-	number = (mark & cfg->fwmark_mask) >> (cfg->fwmark_shift & 31);
+	number = (mark & config.fwmark_mask) >> (config.fwmark_shift & 31);
 	if (!number || number > tin_count)
 		return NO_TIN;
-	return cfg->fwmark_to_tin[bounded(number - 1, MAX_TINS)];
+	return config.fwmark_to_tin[bounded(number - 1, MAX_TINS)];
 }
 
 /* The DSCP of what a tunnel carries, or of the packet itself if it is none. */
@@ -37,20 +32,19 @@ static __always_inline __u8 tin_inner_dscp(struct __sk_buff *skb, const struct f
 	return inner.dscp;
 }
 
-static __always_inline __u32 tin_of(struct __sk_buff *skb, const struct frame *frame,
-				    const struct device_config *cfg)
+static __always_inline __u32 tin_of(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u8 dscp = frame->dscp;
 
-	if (cfg->by_mark && skb->mark) {
+	if (config.by_mark && skb->mark) {
 		__u32 tin = tin_of_mark(skb->mark);
 
 		if (tin < tin_count)
 			return tin;
 	}
-	if (cfg->inner_dscp)
+	if (config.inner_dscp)
 		dscp = tin_inner_dscp(skb, frame);
-	return cfg->dscp_to_tin[bounded(dscp, DSCP_VALUES)];
+	return config.dscp_to_tin[bounded(dscp, DSCP_VALUES)];
 }
 
 #endif

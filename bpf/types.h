@@ -7,7 +7,7 @@
 
 #include <linux/types.h>
 
-#define LAYOUT_VERSION 2
+#define LAYOUT_VERSION 3
 
 #define MAX_TINS        8
 #define DSCP_VALUES     64

@@ -21,12 +21,6 @@ int inject_egress(struct __sk_buff *skb)
 SEC("tc")
 int inject_sweep(struct __sk_buff *skb)
 {
-	__u32 zero = 0;
-	struct device_config *cfg = bpf_map_lookup_elem(&config, &zero);
-	struct device_state *state = bpf_map_lookup_elem(&device, &zero);
-
-	/* Arrays of one entry always have it. */
-	if (cfg && state)
-		sweep_shards(state, inject_now_ns, cfg->epoch_ns);
+	sweep_shards(inject_now_ns, config.epoch_ns);
 	return 0;
 }

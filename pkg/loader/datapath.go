@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -24,7 +25,7 @@ import (
 
 // LayoutVersion is the version of the maps' layout (LAYOUT_VERSION in bpf/types.h). Maps of another
 // version are not adopted.
-const LayoutVersion = 2
+const LayoutVersion = 3
 
 const (
 	// MaxTins is the number of tins the maps have room for; cells of a queue lie MaxTins apart.
@@ -84,9 +85,26 @@ func (o Options) check() error {
 	return nil
 }
 
+// variables are the maps that hold a variable of the program each, at key 0.
+type variables struct {
+	Calendar *ebpf.Map `ebpf:".data.calendar"`
+	Config   *ebpf.Map `ebpf:".data.config"`
+	Device   *ebpf.Map `ebpf:".data.device"`
+}
+
+// variablePrefix is what the names of these maps have and those of their pins have not.
+const variablePrefix = ".data."
+
+// objects are all that the kernel has of a data path.
+type objects struct {
+	dataPathPrograms
+	dataPathMaps
+	variables
+}
+
 // DataPath is the program and the maps of one device.
 type DataPath struct {
-	objects dataPathObjects
+	objects objects
 	tcx     link.Link // nil unless attached by tcx
 	queues  int
 
@@ -175,31 +193,36 @@ func haveKernelContext() bool {
 	return kernel.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil
 }
 
-// pinned lists every map by the name it is pinned under.
+// pinPath is where a map is pinned, by its name in the object.
+func pinPath(dir, name string) string {
+	return filepath.Join(dir, strings.TrimPrefix(name, variablePrefix))
+}
+
+// pinned lists every map that is pinned, by its name in the object.
 func (d *DataPath) pinned() map[string]**ebpf.Map {
-	m := &d.objects.dataPathMaps
+	m := &d.objects
 	return map[string]**ebpf.Map{
-		dataPathMapBypassed:   &m.Bypassed,
-		dataPathMapCalendar:   &m.Calendar,
-		dataPathMapCells:      &m.Cells,
-		dataPathMapConfig:     &m.Config,
-		dataPathMapController: &m.Controller,
-		dataPathMapDevice:     &m.Device,
-		dataPathMapEvents:     &m.Events,
-		dataPathMapFlows:      &m.Flows,
-		dataPathMapHostTable:  &m.HostTable,
-		dataPathMapHostsMet:   &m.HostsMet,
-		dataPathMapLeases:     &m.Leases,
-		dataPathMapForeseen:   &m.Foreseen,
-		dataPathMapForesight:  &m.Foresight,
-		dataPathMapMarkToTin:  &m.MarkToTin,
-		dataPathMapQueueStats: &m.QueueStats,
-		dataPathMapScratch:    &m.Scratch,
-		dataPathMapShards:     &m.Shards,
-		dataPathMapShardEnds:  &m.ShardEnds,
-		dataPathMapSweeperMap: &m.SweeperMap,
-		dataPathMapTinStats:   &m.TinStats,
-		dataPathMapXps:        &m.Xps,
+		variablePrefix + "calendar": &m.Calendar,
+		variablePrefix + "config":   &m.Config,
+		variablePrefix + "device":   &m.Device,
+		dataPathMapBypassed:         &m.Bypassed,
+		dataPathMapCells:            &m.Cells,
+		dataPathMapController:       &m.Controller,
+		dataPathMapEvents:           &m.Events,
+		dataPathMapFlows:            &m.Flows,
+		dataPathMapHostTable:        &m.HostTable,
+		dataPathMapHostsMet:         &m.HostsMet,
+		dataPathMapLeases:           &m.Leases,
+		dataPathMapForeseen:         &m.Foreseen,
+		dataPathMapForesight:        &m.Foresight,
+		dataPathMapMarkToTin:        &m.MarkToTin,
+		dataPathMapQueueStats:       &m.QueueStats,
+		dataPathMapScratch:          &m.Scratch,
+		dataPathMapShards:           &m.Shards,
+		dataPathMapShardEnds:        &m.ShardEnds,
+		dataPathMapSweeperMap:       &m.SweeperMap,
+		dataPathMapTinStats:         &m.TinStats,
+		dataPathMapXps:              &m.Xps,
 	}
 }
 
@@ -223,7 +246,7 @@ func (d *DataPath) Pinned(dir string) (bool, error) {
 		names = append(names, LinkPin)
 	}
 	for _, name := range names {
-		_, err := os.Stat(filepath.Join(dir, name))
+		_, err := os.Stat(pinPath(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		}
@@ -252,7 +275,7 @@ func (d *DataPath) build(dir string) (building string, err error) {
 	for name, m := range d.pinned() {
 		copied, err := (*m).Clone()
 		if err == nil {
-			err = errors.Join(copied.Pin(filepath.Join(building, name)), copied.Close())
+			err = errors.Join(copied.Pin(pinPath(building, name)), copied.Close())
 		}
 		if err != nil {
 			return "", fmt.Errorf("pin map %s: %w", name, err)
@@ -301,7 +324,7 @@ func Open(dir string) (*DataPath, error) {
 		return nil, err
 	}
 	for name, m := range d.pinned() {
-		*m, err = ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		*m, err = ebpf.LoadPinnedMap(pinPath(dir, name), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			// Pins appear all at once: whoever made these has no such map.
 			return nil, fmt.Errorf("map %s in %s: %w", name, dir, ErrLayout)

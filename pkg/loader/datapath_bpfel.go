@@ -278,11 +278,8 @@ type dataPathXpsEntry struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	dataPathMapBypassed        = "bypassed"
-	dataPathMapCalendar        = "calendar"
 	dataPathMapCells           = "cells"
-	dataPathMapConfig          = "config"
 	dataPathMapController      = "controller"
-	dataPathMapDevice          = "device"
 	dataPathMapEvents          = "events"
 	dataPathMapFlows           = "flows"
 	dataPathMapForeseen        = "foreseen"
@@ -356,11 +353,8 @@ type dataPathProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type dataPathMapSpecs struct {
 	Bypassed   *ebpf.MapSpec `ebpf:"bypassed"`
-	Calendar   *ebpf.MapSpec `ebpf:"calendar"`
 	Cells      *ebpf.MapSpec `ebpf:"cells"`
-	Config     *ebpf.MapSpec `ebpf:"config"`
 	Controller *ebpf.MapSpec `ebpf:"controller"`
-	Device     *ebpf.MapSpec `ebpf:"device"`
 	Events     *ebpf.MapSpec `ebpf:"events"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
 	Foreseen   *ebpf.MapSpec `ebpf:"foreseen"`
@@ -410,11 +404,8 @@ func (o *dataPathObjects) Close() error {
 // It can be passed to loadDataPathObjects or ebpf.CollectionSpec.LoadAndAssign.
 type dataPathMaps struct {
 	Bypassed   *ebpf.Map `ebpf:"bypassed"`
-	Calendar   *ebpf.Map `ebpf:"calendar"`
 	Cells      *ebpf.Map `ebpf:"cells"`
-	Config     *ebpf.Map `ebpf:"config"`
 	Controller *ebpf.Map `ebpf:"controller"`
-	Device     *ebpf.Map `ebpf:"device"`
 	Events     *ebpf.Map `ebpf:"events"`
 	Flows      *ebpf.Map `ebpf:"flows"`
 	Foreseen   *ebpf.Map `ebpf:"foreseen"`
@@ -435,11 +426,8 @@ type dataPathMaps struct {
 func (m *dataPathMaps) Close() error {
 	return _DataPathClose(
 		m.Bypassed,
-		m.Calendar,
 		m.Cells,
-		m.Config,
 		m.Controller,
-		m.Device,
 		m.Events,
 		m.Flows,
 		m.Foreseen,

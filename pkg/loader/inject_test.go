@@ -53,8 +53,10 @@ func newInjected(t testing.TB, options Options, settings Settings) *injected {
 		t.Fatalf("%+v", err)
 	}
 	t.Cleanup(collection.Close)
-	if err := collection.Assign(&in.objects.dataPathMaps); err != nil {
-		t.Fatal(err)
+	for _, maps := range []any{&in.objects.dataPathMaps, &in.objects.variables} {
+		if err := collection.Assign(maps); err != nil {
+			t.Fatal(err)
+		}
 	}
 	in.program = collection.Programs["inject_egress"]
 	in.sweep = collection.Programs["inject_sweep"]
