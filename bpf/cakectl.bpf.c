@@ -144,19 +144,21 @@ __noinline __u64 flow_cost_weighed(__u32 cell, bool counted, __u64 cell_rate, __
 	    weighed_ns(cost_ns(bytes, config.bandwidth_ns_per_byte_q24), 1, 1, tin_weight, weight));
 }
 
-/* The longest that a packet may wait. A forwarded flow may always have some packets waiting, or no
- * TCP would get going at a low rate.
+/* Whether a packet would wait for longer than any may. A forwarded flow may always have some
+ * packets waiting, or no TCP would get going at a low rate.
  */
-static __always_inline __u64 horizon_ns(bool local, const struct booking_request *request)
+static __always_inline bool beyond_horizon(bool local, const struct booking_request *request,
+					   __u64 sojourn)
 {
 	__u64 packet_cost = request->guarantee_cost;
 
-	if (local)
-		return config.local_horizon_ns;
+	if (sojourn > config.local_horizon_ns)
+		return true;
+	if (local || sojourn <= config.forward_horizon_ns)
+		return false;
 	if (request->bytes > config.full_packet_bytes)
 		packet_cost = packet_cost / request->bytes * config.full_packet_bytes;
-	return earlier_ns(later_ns(config.forward_horizon_ns, FORWARD_PACKETS_MIN * packet_cost),
-			  config.local_horizon_ns);
+	return sojourn > FORWARD_PACKETS_MIN * packet_cost;
 }
 
 /* What a packet that will wait for so long comes to. One that finds nothing of its flow waiting is
@@ -168,7 +170,7 @@ static __always_inline enum fate fate_of(struct __sk_buff *skb, struct flow *flo
 {
 	__u64 now = request->now;
 
-	if (sojourn > horizon_ns(local, request))
+	if (beyond_horizon(local, request, sojourn))
 		return DROPPED_BY_HORIZON;
 	if (local || !tin_cfg->aqm_target_ns)
 		return SENT;
@@ -230,14 +232,16 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    flow_find((home * tin_count + tin) * flow_sets, hash, shard->epoch, now, &slot);
 	if (!flow)
 		return bypass(BYPASS_NO_STATE);
-	bool backlogged = flow->guarantee_ns > now || flow->departure_ns > now;
 
+	__u64 guarantee = later_ns(flow->guarantee_ns, now);
+	__u64 earliest = later_ns(flow->departure_ns, now);
+	bool backlogged = guarantee != now || earliest != now;
 	__u64 ceil_cost = cost_ns(bytes, tin_cfg->ceil_ns_per_byte_q24);
 	__u64 ceil = tin_clock->ceil_ns;
 	struct booking_request request = {
 	    .now = now,
-	    .guarantee = later_ns(flow->guarantee_ns, now),
-	    .earliest = later_ns(flow->departure_ns, now),
+	    .guarantee = guarantee,
+	    .earliest = earliest,
 	    .leftover_earliest = ceil,
 	    .guarantee_cost = isolates_both_levels(config.isolation)
 				  ? flow_cost_weighed(cell, flow_is_counted(flow, shard->epoch),
@@ -246,17 +250,18 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	    .shift = config.tick_shift & 63,
 	    .tick_bytes = config.tick_bytes,
 	    .bytes = bytes,
-	    .waits = backlogged || ceil > now + CEIL_SLACK_NS,
-	    .alone = tin_clock->flows >= device.flows,
+	    .tin = tin,
 	};
 
 	if (ceil > request.guarantee + CEIL_SLACK_NS)
 		request.guarantee = ceil - CEIL_SLACK_NS;
-	request.departure = later_ns(request.earliest, ceil);
 	if (request.tick_bytes) {
 		line_arrive(&request);
-		if (!line_boosts(&request))
+		/* A packet whose tin is ahead of its ceiling is no boost either. */
+		if (backlogged || ceil > now + CEIL_SLACK_NS || !line_boosts(&request))
 			line_find(&request);
+	} else {
+		request.departure = later_ns(request.earliest, ceil);
 	}
 
 	/* A packet's own pacing is kept; a time further ahead than anything waits is no pacing but
@@ -305,18 +310,22 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 
 	if (config.check_queues_until_ns > now)
 		foresight_note(skb, queue, queue_by);
-	stats->packets += packets;
-	stats->bytes += bytes;
 	queue_stat->packets += packets;
 	queue_stat->bytes += bytes;
-	if (departure > now)
+	stats->packets += packets;
+	stats->bytes += bytes;
+	if (sojourn) {
+		__u32 bucket = sojourn_bucket(sojourn);
+
 		stats->delayed_packets += packets;
-	if (departure > now || own > departure)
+		stats->sojourn_ns += sojourn * packets;
+		if (bucket < SOJOURN_BUCKETS)
+			stats->sojourn[bucket] += packets;
+	} else {
+		stats->sojourn[0] += packets;
+	}
+	if (sojourn || own > departure)
 		depart_at(skb, departure);
-	stats->sojourn_ns += sojourn * packets;
-	__u32 bucket = sojourn_bucket(sojourn);
-	if (bucket < SOJOURN_BUCKETS)
-		stats->sojourn[bucket] += packets;
 	if (config.wash && frame.dscp)
 		frame_wash(skb, frame.offset, frame.protocol);
 	return TC_ACT_UNSPEC;

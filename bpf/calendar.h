@@ -83,11 +83,7 @@ struct booking_request {
 	__u32 present;
 	__u32 gone;
 	__u32 bytes;
-	/* Whether the flow has packets waiting or is ahead of its guarantee, or its tin is ahead
-	 * of its ceiling. Such a packet is no boost. */
-	__u32 waits;
-	/* Whether no other tin has active flows. */
-	__u32 alone;
+	__u32 tin;
 
 	/* The tick of the departure, and when in it. */
 	__u32 tick;
@@ -104,20 +100,26 @@ static __always_inline struct tick *tick_at(__u32 tick)
 	return &line_calendar.ticks[bounded(tick, CALENDAR_TICKS)];
 }
 
-/* Bytes booked in a tick. How much of the present one has passed is another matter. */
-static __always_inline __u32 tick_booked(__u32 tick)
+/* Bytes booked in a tick, found at its place. How much of the present one has passed is another
+ * matter.
+ */
+static __always_inline __u32 booked_at(const struct tick *at, __u32 tick)
 {
-	__u64 word = *(volatile __u64 *)&tick_at(tick)->stamp_and_bytes;
+	__u64 word = *(volatile __u64 *)&at->stamp_and_bytes;
 
 	return word >> 32 == tick ? (__u32)word : 0;
+}
+
+static __always_inline __u32 tick_booked(__u32 tick)
+{
+	return booked_at(tick_at(tick), tick);
 }
 
 /* Books bytes in a tick. Whoever is the first to use a tick of a new round clears its tallies; what
  * another CPU adds to those at that very moment is lost to the estimates, never to the line.
  */
-static __always_inline void tick_book(__u32 tick, __u32 bytes)
+static __always_inline void tick_book(struct tick *at, __u32 tick, __u32 bytes)
 {
-	struct tick *at = tick_at(tick);
 	__u64 word = *(volatile __u64 *)&at->stamp_and_bytes;
 
 	if (word >> 32 != tick) {
@@ -305,15 +307,16 @@ struct repayment {
 static long line_repay_tick(__u32 index, struct repayment *repayment)
 {
 	__u32 tick = repayment->tick + index;
-	__s64 room = (__s64)repayment->tick_bytes - tick_booked(tick);
+	struct tick *at = tick_at(tick);
+	__s64 room = (__s64)repayment->tick_bytes - booked_at(at, tick);
 
 	if (room > repayment->debt) {
-		tick_book(tick, repayment->debt);
+		tick_book(at, tick, repayment->debt);
 		repayment->debt = 0;
 		return 1; /* ends the loop */
 	}
 	if (room > 0) {
-		tick_book(tick, room);
+		tick_book(at, tick, room);
 		repayment->debt -= room;
 	}
 	if (repayment->free_hint == tick)
@@ -388,10 +391,12 @@ static __always_inline bool boost_fits(const struct booking_request *request)
 	return device.line.boost_ns <= request->now + slack;
 }
 
-/* Finds the departure of a packet that need not wait. */
+/* Finds the departure of a packet whose flow has nothing waiting and is not ahead of its guarantee,
+ * if it need not wait.
+ */
 static __always_inline bool line_boosts(struct booking_request *request)
 {
-	if (request->waits || !boost_fits(request))
+	if (!boost_fits(request))
 		return false;
 	request->departure = request->now;
 	request->tick = request->present;
@@ -413,8 +418,14 @@ static __always_inline void line_place(struct booking_request *request, __u32 ti
 	request->departure = later_ns(tick_place(request, tick), request->earliest);
 }
 
-/* Finds when a packet may leave that is no boost. A function of its own, as those below, so that
- * the verifier looks at it once and not for every path that leads to it.
+/* Whether no other tin has active flows. */
+static __always_inline bool tin_is_alone(__u32 tin)
+{
+	return device.tins[bounded(tin, MAX_TINS)].flows >= device.flows;
+}
+
+/* Finds when a packet may leave that is no boost. A function of its own, so that the verifier looks
+ * at it once and not for every path that leads to it.
  */
 __noinline int line_find(struct booking_request *request)
 {
@@ -451,8 +462,8 @@ __noinline int line_find(struct booking_request *request)
 	__u64 leftover = allowed;
 	/* Where one tin has the line to itself and the line has idled of late, what guarantees
 	 * leave is the tin's own, and a flow that has not booked far ahead may have it at once. */
-	bool at_once =
-	    shallow && request->alone && request->present - state->idle_tick <= IDLE_MEMORY_TICKS;
+	bool at_once = shallow && tin_is_alone(request->tin) &&
+		       request->present - state->idle_tick <= IDLE_MEMORY_TICKS;
 	if (!at_once)
 		leftover = later_ns(state->leftover_ns, leftover);
 	__u64 from = request->guarantee;
@@ -525,13 +536,9 @@ static __always_inline void line_return_lease(const struct lease *lease, __u32 p
  * it so or not: otherwise flows that are pushed aside would seem to want no more than they get, and
  * those that push would take that for leftover.
  */
-__noinline int line_book(struct booking_request *request)
+static __always_inline void line_book(const struct booking_request *request)
 {
 	struct line_state *state = &device.line;
-
-	/* A global function has to check its arguments. */
-	if (!request)
-		return 0;
 
 	/* What moves a clock as well is booked each on its own. */
 	struct lease *lease = NULL;
@@ -542,10 +549,10 @@ __noinline int line_book(struct booking_request *request)
 	if (lease)
 		bytes = lease_pay(lease, request->tick, request->booking, bytes);
 	if (!bytes)
-		return 0;
+		return;
 
 	struct tick *at = tick_at(request->tick);
-	__u32 booked = tick_booked(request->tick);
+	__u32 booked = booked_at(at, request->tick);
 	__u32 lost = 0;
 
 	/* What time has passed unused cannot be used any more. */
@@ -563,7 +570,7 @@ __noinline int line_book(struct booking_request *request)
 		ahead = lease_extend(lease, bytes, config.lease_bytes,
 				     full < request->tick_bytes ? request->tick_bytes - full : 0);
 	}
-	tick_book(request->tick, bytes + lost + ahead);
+	tick_book(at, request->tick, bytes + lost + ahead);
 	if (lost)
 		__sync_fetch_and_add(&at->lost, lost);
 
@@ -580,11 +587,12 @@ __noinline int line_book(struct booking_request *request)
 		    later_ns(state->boost_ns, request->now) +
 		    BOOST_PART * cost_ns(bytes + ahead, config.bandwidth_ns_per_byte_q24);
 
-	__u32 limit = booked > request->tick_bytes ? booked : request->tick_bytes;
-	__u32 overfill = booked + bytes > limit ? booked + bytes - limit : 0;
+	__u32 overfill = 0;
+	if (booked + bytes > request->tick_bytes)
+		overfill =
+		    booked < request->tick_bytes ? booked + bytes - request->tick_bytes : bytes;
 	if (overfill || state->debt_bytes > 0)
 		line_repay(request->tick, request->tick_bytes, overfill);
-	return 0;
 }
 
 #endif

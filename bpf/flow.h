@@ -108,8 +108,9 @@ static __always_inline struct flow *flow_find(__u32 base, __u32 hash, __u32 epoc
 	if (!set)
 		return NULL;
 	*slot = key * FLOW_WAYS + way % FLOW_WAYS;
-	if (set->ways[bounded(way, FLOW_WAYS)].tag == flow_tag(hash))
-		return &set->ways[bounded(way, FLOW_WAYS)];
+	struct flow *flow = &set->ways[bounded(way, FLOW_WAYS)];
+	if (flow->tag == flow_tag(hash))
+		return flow;
 	*slot = flow_find_slot(base, hash, epoch, now);
 	key = *slot / FLOW_WAYS;
 	set = bpf_map_lookup_elem(&flows, &key);

@@ -69,10 +69,11 @@ static __always_inline bool frame_skip_vlan(struct __sk_buff *skb, struct frame 
 static __always_inline bool frame_find(struct __sk_buff *skb, struct frame *frame,
 				       enum bypass_reason *reason)
 {
+	__u32 start = link_header_bytes;
 	__u8 head[2];
 	int dscp;
 
-	frame->offset = link_header_bytes;
+	frame->offset = start;
 	frame->protocol = skb->protocol;
 	*reason = BYPASS_MALFORMED;
 	if (!frame_skip_vlan(skb, frame))
@@ -84,9 +85,8 @@ static __always_inline bool frame_find(struct __sk_buff *skb, struct frame *fram
 
 	void *data = (void *)(long)skb->data;
 	void *data_end = (void *)(long)skb->data_end;
-	if (frame->offset == link_header_bytes &&
-	    data + link_header_bytes + sizeof(head) <= data_end) {
-		__builtin_memcpy(head, data + link_header_bytes, sizeof(head));
+	if (frame->offset == start && data + start + sizeof(head) <= data_end) {
+		__builtin_memcpy(head, data + start, sizeof(head));
 	} else if (bpf_skb_load_bytes(skb, frame->offset, head, sizeof(head))) {
 		return false;
 	}

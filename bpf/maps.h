@@ -19,7 +19,7 @@ const volatile bool has_kernel_ctx = true;   /* bpf_cast_to_kern_ctx exists */
 #define bounded(index, size)                                                                       \
 	({                                                                                         \
 		__u64 bounded_index = (index);                                                     \
-		asm volatile("%0 &= %1" : "+r"(bounded_index) : "i"((size) - 1));                  \
+		asm("%0 &= %1" : "+r"(bounded_index) : "i"((size) - 1));                           \
 		bounded_index;                                                                     \
 	})
 
