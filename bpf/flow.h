@@ -39,6 +39,23 @@ static __always_inline __u32 flow_second_set(__u32 hash)
 	return hash >> 13 & (flow_sets - 1);
 }
 
+/* Flows that have been silent for so long are forgotten before others: two that pick the same way
+ * and take turns would push each other out with every packet.
+ */
+#define FLOW_SILENT_NS (1ULL << 30)
+
+/* Whether a flow may be forgotten for another, which is to come now, and how gladly: one that is
+ * silent (or was never there), else one that does not count, else any at rest.
+ */
+static __always_inline __u32 flow_fitness(const struct flow *flow, __u32 epoch, __u64 now)
+{
+	if (!flow_is_at_rest(flow, now))
+		return 0;
+	if (flow_is_counted(flow, epoch))
+		return 1;
+	return now - flow->departure_ns < FLOW_SILENT_NS ? 2 : 3;
+}
+
 /* Ways are tried from one that the hash picks, so that a flow is usually found at the first. */
 static __always_inline __u32 flow_first_way(__u32 hash)
 {
@@ -51,8 +68,8 @@ static __always_inline __u32 flow_tag(__u32 hash)
 }
 
 /* The slot (its set's key, times FLOW_WAYS, plus its way) of a hash that has its sets from base on:
- * its own, else one of a flow at rest that does not count, else one of a flow at rest, else one
- * that it has to share. A slot that changes hands starts with clean clocks.
+ * its own, else the one that is most fit to be taken, else one that it has to share. A slot that
+ * changes hands starts with clean clocks.
  */
 __noinline __u32 flow_find_slot(__u32 base, __u32 hash, __u32 epoch, __u64 now)
 {
@@ -73,7 +90,7 @@ __noinline __u32 flow_find_slot(__u32 base, __u32 hash, __u32 epoch, __u64 now)
 
 			if (flow->tag == flow_tag(hash))
 				return key * FLOW_WAYS + way;
-			fitness = flow_is_at_rest(flow, now) ? 2 - flow_is_counted(flow, epoch) : 0;
+			fitness = flow_fitness(flow, epoch, now);
 			if (fitness > best) {
 				best = fitness;
 				slot = key * FLOW_WAYS + way;

@@ -80,6 +80,35 @@ func TestNewFlowsFindASlot(t *testing.T) {
 	}
 }
 
+// TestFlowsThatTakeTurns: two sparse flows that pick the same way of the same set do not push each other
+// out; one that has been silent for long is forgotten.
+func TestFlowsThatTakeTurns(t *testing.T) {
+	const low = 0x12345 // what picks both sets and the way
+	in := newInjected(t, Options{Queues: 1, Tins: 1, LinkHeaderBytes: 14}, testSettings(200*rates.Mbit))
+	at := injectedEpoch
+	send := func(hash uint32) {
+		t.Helper()
+		if err := in.hash.Set(hash); err != nil {
+			t.Fatal(err)
+		}
+		at += 10 * time.Millisecond
+		in.send(packet{at: at, bytes: 64})
+	}
+	const one, other = 1<<24 | low, 2<<24 | low
+	for range 10 {
+		send(one)
+		send(other)
+		if !in.inTable(0, one) || !in.inTable(0, other) {
+			t.Fatal("of two flows that take turns one has lost its slot")
+		}
+	}
+	at += 2 * time.Second
+	send(3<<24 | low)
+	if in.inTable(0, one) {
+		t.Error("a new flow did not get the way that it picked from one that was silent for 2 s")
+	}
+}
+
 // TestFlowsCountAtLowRates: flows that always have some packets waiting all count, although seconds
 // pass between two packets of one.
 func TestFlowsCountAtLowRates(t *testing.T) {

@@ -2,6 +2,11 @@
 
 package model
 
+import (
+	"cmp"
+	"slices"
+)
+
 const (
 	// flowWays is the number of flows that a set of the flow table holds.
 	flowWays = 8
@@ -10,6 +15,9 @@ const (
 	// counts after its last packet has left.
 	Epochs     = 128
 	holdEpochs = 32
+
+	// silentNs is the silence after which a flow is forgotten before others.
+	silentNs = 1 << 30
 )
 
 // flow is what is kept of a flow.
@@ -29,6 +37,20 @@ type flow struct {
 // atRest: the flow could be forgotten without any of its packets leaving earlier for it.
 func (f *flow) atRest(nowNs int64) bool { return f.departureNs <= nowNs && f.guaranteeNs <= nowNs }
 
+// fitness says whether the flow may be forgotten for another, and how gladly: one that has been silent
+// for long, else one that does not count, else any at rest.
+func (f *flow) fitness(epoch, nowNs int64) int {
+	switch {
+	case !f.atRest(nowNs):
+		return 0
+	case f.isCounted(epoch):
+		return 1
+	case nowNs-f.departureNs < silentNs:
+		return 2
+	}
+	return 3
+}
+
 func (f *flow) isCounted(epoch int64) bool { return f.counted >= epoch }
 
 // flowSet is the flows whose hashes share some bits.
@@ -37,8 +59,8 @@ type flowSet [flowWays]flow
 // setsOf are the numbers of the two sets that a flow may be in.
 func setsOf(hash, sets uint32) [2]uint32 { return [2]uint32{hash % sets, hash >> 13 % sets} }
 
-// findFlow is the flow of a hash in one of two sets: its own, else in place of one at rest that does
-// not count, else of one at rest, else one that it has to share. A way that changes hands starts with
+// findFlow is the flow of a hash in one of two sets: its own, else in place of the one that is most fit
+// to be forgotten, else one that it has to share. A way that changes hands starts with
 // clean clocks. Ways are tried in order from one that the hash picks.
 func findFlow(sets [2]*flowSet, hash uint32, epoch, nowNs int64) *flow {
 	tag := max(hash, 1)
@@ -53,15 +75,13 @@ func findFlow(sets [2]*flowSet, hash uint32, epoch, nowNs int64) *flow {
 			return f
 		}
 	}
-	for _, counted := range []bool{false, true} {
-		for _, f := range ways {
-			if f.atRest(nowNs) && f.isCounted(epoch) == counted {
-				*f = flow{tag: tag, counted: epoch - 1}
-				return f
-			}
-		}
+	// The first of the best.
+	best := slices.MaxFunc(ways, func(a, b *flow) int { return cmp.Compare(a.fitness(epoch, nowNs), b.fitness(epoch, nowNs)) })
+	if best.fitness(epoch, nowNs) == 0 {
+		return ways[0]
 	}
-	return ways[0]
+	*best = flow{tag: tag, counted: epoch - 1}
+	return best
 }
 
 // rollEpoch brings the epoch up to now.
