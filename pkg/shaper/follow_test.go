@@ -47,3 +47,28 @@ func TestLooksWhereTheControllerIsWoken(t *testing.T) {
 		check("and then no more", false)
 	})
 }
+
+// TestRepairsGetRarer: two managers that disagree about a device do not fight over it.
+func TestRepairsGetRarer(t *testing.T) {
+	var r repairs
+	now := time.Unix(1_000_000, 0)
+	if due := r.due(now); due.After(now) {
+		t.Errorf("the first repair has to wait until %v", due)
+	}
+	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+		r.made(now)
+		if got := r.due(now).Sub(now); got != want*time.Second {
+			t.Errorf("the next repair after %v, want %v", got, want*time.Second)
+		}
+		now = r.due(now)
+	}
+	r.made(now)
+	now = now.Add(calmTime + 1)
+	if due := r.due(now); due.After(now) {
+		t.Errorf("a repair after %v of calm has to wait until %v", calmTime, due.Sub(now))
+	}
+	r.made(now)
+	if got := r.due(now).Sub(now); got != firstWait {
+		t.Errorf("and the next %v, want %v", got, firstWait)
+	}
+}
