@@ -287,6 +287,7 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	if err != nil {
 		return err
 	}
+	takeSmallPages()
 	claim, err := api.Listen(a.env.RunDir, recorded)
 	if err != nil {
 		return err

@@ -60,6 +60,7 @@ func (f *foreground) run(ctx context.Context, claim *api.Listener, metricsListen
 		if err := f.announce(ctx, metricsListener, keep); err != nil {
 			return err
 		}
+		tidyUp()
 		if isTerminal(f.app.stdout) {
 			f.watch(ctx)
 		}

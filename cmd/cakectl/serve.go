@@ -55,6 +55,7 @@ func (a *app) serve(ctx context.Context, path string) (err error) {
 	if err := requireCapabilities("serve", path); err != nil {
 		return err
 	}
+	takeSmallPages()
 	claim, err := api.Listen(a.env.RunDir, api.AllDevices)
 	if errors.Is(err, api.ErrServed) {
 		if _, err := a.host().Devices(ctx); isElsewhere(err) {
@@ -104,6 +105,7 @@ func (s *server) run(ctx context.Context, file config.File, claim *api.Listener,
 		}
 		printOutcomes(s.app, outcomes)
 		s.app.say("serving %s of %s", count(len(file.Devices), "device"), s.path)
+		tidyUp()
 		s.notify(sdnotify.Ready)
 		for {
 			select {
