@@ -152,8 +152,7 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 	}
 	config.SMP = max(config.SMP, e.CPUs())
 	if e.Network == experiments.Virtio {
-		// What happens outside the guest goes by the host's clock.
-		config.VirtioQueues, config.ICount = e.Queues[0], false
+		config.VirtioQueues = e.Queues[0]
 	}
 	// The more CPUs take turns, the longer it takes to boot.
 	limit := plan.Warmup + plan.Duration + l.patience*time.Duration(1+e.CPUs()/4)

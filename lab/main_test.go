@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cakectl/cakectl/lab/experiments"
 )
@@ -103,5 +104,13 @@ func TestHungVM(t *testing.T) {
 	}
 	if n := strings.Count(stdout.String(), "is broken: the VM hangs"); n != 2 {
 		t.Errorf("%d runs are said to be broken by a hanging VM, want 2:\n%s", n, stdout.String())
+	}
+}
+
+func TestProgress(t *testing.T) {
+	for done, want := range map[int]string{1: "1/4 after 1m0s, 3m0s to go:", 4: "4/4 after 1m0s:"} {
+		if got := progress(done, 4, time.Minute); got != want {
+			t.Errorf("progress = %q, want %q", got, want)
+		}
 	}
 }

@@ -151,7 +151,13 @@ func qemuArguments(config Config, boot bootFiles) []string {
 		"-device", "virtserialport,chardev=port,name=" + wire.PortName,
 	}
 	if config.ICount {
-		args = append(args, "-icount", "shift=0,sleep=off")
+		// Packets that are outside the guest take the host's time: a guest that waits for them must not
+		// skip it.
+		sleep := "off"
+		if config.VirtioQueues > 0 {
+			sleep = "on"
+		}
+		args = append(args, "-icount", "shift=0,sleep="+sleep)
 	}
 	if config.VirtioQueues > 0 {
 		args = append(args, virtioArguments(config.VirtioQueues)...)

@@ -80,7 +80,7 @@ func Write(dir string, r experiments.Results) error {
 		}
 		view.Experiments[i].Groups = append(view.Experiments[i].Groups, groupView{g, g.Table(), experiments.Explain(g.Leads()), g.Broken(), pictures})
 	}
-	html, err := template.New(pageFile).Parse(pageText)
+	html, err := template.New(pageFile).Funcs(template.FuncMap{"cell": parts}).Parse(pageText)
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,18 @@ func Write(dir string, r experiments.Results) error {
 		os.WriteFile(filepath.Join(dir, tableFile), []byte(tables.String()), 0o644),
 		r.Write(filepath.Join(dir, resultsFile)),
 	)
+}
+
+// cell is what stands in a table: a value, and below it in smaller type what is in brackets after it.
+type cell struct{ Value, Below string }
+
+func parts(text string) cell {
+	value, rest, bracket := strings.Cut(text, " (")
+	below, mark, closed := strings.Cut(rest, ")")
+	if !bracket || !closed || strings.Contains(mark, "(") {
+		return cell{Value: text}
+	}
+	return cell{value + mark, below}
 }
 
 // writePictures draws a group's pictures into files.

@@ -102,6 +102,17 @@ func TestUpdateReadme(t *testing.T) {
 	}
 }
 
+func TestParts(t *testing.T) {
+	for text, want := range map[string]cell{
+		"1.062": {"1.062", ""}, "1.062 *": {"1.062 *", ""}, "1.062 (1.05–1.07) *": {"1.062 *", "1.05–1.07"},
+		"3 (CPU-limited)": {"3", "CPU-limited"}, "broken": {"broken", ""}, "0.056 (cake) / 0.1 (htb)": {"0.056 (cake) / 0.1 (htb)", ""},
+	} {
+		if got := parts(text); got != want {
+			t.Errorf("parts(%q) = %q, want %q", text, got, want)
+		}
+	}
+}
+
 // Every line of the README's table is there in some experiment.
 func TestReadmeRowsExist(t *testing.T) {
 	for _, row := range readmeRows {

@@ -76,10 +76,13 @@ func readmeTable(r experiments.Results) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	lines := [][]string{append([]string{""}, readmePeers...)}
+	peers := slices.DeleteFunc(slices.Clone(readmePeers), func(name string) bool {
+		return !slices.ContainsFunc(r.Rows, func(row experiments.Row) bool { return row.Peer == name })
+	})
+	lines := [][]string{append([]string{""}, peers...)}
 	for _, row := range readmeRows {
 		line := []string{row.words}
-		for _, peer := range readmePeers {
+		for _, peer := range peers {
 			line = append(line, readmeCell(groups, row.experiment, peer, row.measure))
 		}
 		if strings.Join(line[1:], "") != "" {
