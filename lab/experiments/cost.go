@@ -22,10 +22,12 @@ import (
 // time of a packet is the number of its instructions. What the generator and the device need is part of
 // it, which is why the shaper of costBase is measured in the same way, in the same run.
 type CostLoad struct {
-	// Packets is how many are sent for each measure, by all threads together.
+	// Packets is how many are sent for each measure.
 	Packets int
-	// Threads are the numbers of CPUs that send at the same time.
+	// Threads are the numbers of CPUs that send at the same time. If there are several numbers, packets are
+	// counted for Span instead, while all send.
 	Threads []int
+	Span    time.Duration
 }
 
 // costBase is the cheapest of what all multi-queue shapers by departure times need.
@@ -86,7 +88,7 @@ func costThreads() Experiment {
 		About: "instructions a packet, with 1 to 16 CPUs sending. They take turns on one thread of the host: " +
 			"waiting for locks shows, waiting for each other's cache lines does not",
 		Rates: []rates.Rate{costRate},
-		Cost:  &CostLoad{Packets: 32000, Threads: threads},
+		Cost:  &CostLoad{Threads: threads, Span: 100 * time.Millisecond},
 	}
 	for _, n := range threads {
 		e.Measures = append(e.Measures, costMeasure(fmt.Sprint(n), func(c costs) float64 { return c.free[n] }))
@@ -111,15 +113,17 @@ func (p Plan) runCost(ctx context.Context, e Experiment, prefix string, row *Row
 	if have := runtime.NumCPU(); have < e.CPUs() {
 		return fmt.Errorf("%d CPUs are to send, and there are %d", e.CPUs(), have)
 	}
-	base, err := p.costsOf(ctx, *e.Cost, prefix, costBase, row)
-	if err != nil {
-		return fmt.Errorf("%s, to compare with: %w", costBase, err)
-	}
 	own, err := p.costsOf(ctx, *e.Cost, prefix, row.Peer, row)
 	if err != nil {
 		return err
 	}
-	own.base = &base
+	if e.Cost.Span == 0 {
+		base, err := p.costsOf(ctx, *e.Cost, prefix, costBase, row)
+		if err != nil {
+			return fmt.Errorf("%s, to compare with: %w", costBase, err)
+		}
+		own.base = &base
+	}
 	return row.measure(e, &outcome{cost: own})
 }
 
@@ -150,7 +154,8 @@ func (p Plan) costsOf(ctx context.Context, load CostLoad, prefix, name string, r
 			Threads:    threads,
 			DSCPs:      dscps,
 			Flows:      costFlows / len(dscps),
-			Packets:    load.Packets / len(dscps) / threads,
+			Packets:    load.Packets / len(dscps),
+			Span:       load.Span,
 			FrameBytes: costFrame,
 		})
 	}
@@ -161,6 +166,9 @@ func (p Plan) costsOf(ctx context.Context, load CostLoad, prefix, name string, r
 			return c, fmt.Errorf("%d threads: %w", threads, err)
 		}
 		c.free[threads] = perPacket(free)
+	}
+	if load.Span > 0 {
+		return c, nil // nothing else is measured
 	}
 	tins, err := send(1, cs1, bestEffort, af41, ef)
 	if err != nil {

@@ -12,6 +12,9 @@ func (e Experiment) Setting() string {
 	var clauses []string
 	say := func(format string, args ...any) { clauses = append(clauses, fmt.Sprintf(format, args...)) }
 	switch {
+	case e.Cost != nil && e.Cost.Span > 0:
+		say("the kernel's packet generator (queue_xmit) into a dummy device, packets of %d bytes, %d flows from each CPU, counted for %v while all send",
+			costFrame, costFlows, e.Cost.Span)
 	case e.Cost != nil:
 		say("the kernel's packet generator (queue_xmit) into a dummy device, %d packets of %d bytes, %d flows, after as many to warm up",
 			e.Cost.Packets, costFrame, costFlows)

@@ -5,7 +5,6 @@
 package pktgen
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,8 +42,11 @@ type Config struct {
 	DSCPs []uint8
 	// Flows is the number of UDP flows of each stream; its packets belong to them in turn.
 	Flows int
-	// Packets is how many packets each stream gets through.
+	// Packets is how many packets each stream gets through. Threads begin up to a tenth of a second
+	// apart, and so some may have ended before others begin.
 	Packets int
+	// Span, unless 0, is how long to count while all threads send, instead of so many packets.
+	Span time.Duration
 	// FrameBytes is the length of a packet, Ethernet header included.
 	FrameBytes int
 	// Destination is who the packets are for, and Gateway whom the device hands them to; without a gateway
@@ -100,8 +103,11 @@ func Run(ctx context.Context, c Config) (_ Result, err error) {
 			return Result{}, err
 		}
 	}
-	if err := start(ctx); err != nil {
-		return Result{}, err
+	if c.Span > 0 {
+		return c.count(ctx, streams)
+	}
+	if err := start(ctx).Run(); err != nil {
+		return Result{}, fmt.Errorf("start pktgen: %w", err)
 	}
 	var total Result
 	first, last := time.Duration(math.MaxInt64), time.Duration(0)
@@ -131,7 +137,7 @@ func (c Config) settings(s stream, shared bool) []string {
 	}
 	settings := []string{
 		"xmit_mode queue_xmit",
-		fmt.Sprintf("count %d", c.Packets),
+		fmt.Sprintf("count %d", c.Packets), // 0 is for ever
 		fmt.Sprintf("pkt_size %d", c.FrameBytes),
 		"dst_mac 02:00:00:00:00:01",
 		"dst 10.77.0.2",
@@ -146,14 +152,72 @@ func (c Config) settings(s stream, shared bool) []string {
 	return settings
 }
 
-// start lets all streams go and waits for their end. Another process does the waiting: the generator
-// takes any signal for a wish to wait no longer, and the Go runtime sends itself many.
-func start(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "sh", "-c", "echo start >"+filepath.Join(directory, control))
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("start pktgen: %w: %s", err, bytes.TrimSpace(output))
+// start is a process that lets all streams go and waits for their end. It has to be another one: the
+// generator takes any signal for a wish to wait no longer, and the Go runtime sends itself many.
+func start(ctx context.Context) *exec.Cmd {
+	return exec.CommandContext(ctx, "sh", "-c", "echo start >"+filepath.Join(directory, control))
+}
+
+// How often to look whether all threads send, and for how long.
+const (
+	startInterval = 20 * time.Millisecond
+	startPatience = 5 * time.Second
+)
+
+// count lets all streams go on until they have been counted for the span, all at the same time.
+func (c Config) count(ctx context.Context, streams []stream) (total Result, err error) {
+	started := start(ctx)
+	if err := started.Start(); err != nil {
+		return Result{}, fmt.Errorf("start pktgen: %w", err)
 	}
-	return nil
+	defer func() {
+		stop := write(control, "stop")
+		if stop != nil {
+			_ = started.Process.Kill() // which it takes for a wish to stop
+		}
+		err = errors.Join(err, stop, started.Wait())
+	}()
+	var before []report
+	for deadline := time.Now().Add(startPatience); ; time.Sleep(startInterval) {
+		if before, err = reports(streams); err != nil {
+			return Result{}, err
+		}
+		if !slices.ContainsFunc(before, func(r report) bool { return r.sent == 0 }) {
+			break
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return Result{}, fmt.Errorf("pktgen on %s: not all of %d streams have begun after %v", c.Device, len(streams), startPatience)
+		}
+	}
+	time.Sleep(c.Span)
+	after, err := reports(streams)
+	if err != nil {
+		return Result{}, err
+	}
+	total.Elapsed = c.Span
+	for i := range streams {
+		// Each was read at a moment of its own.
+		share := float64(c.Span) / float64(after[i].stopped-before[i].stopped)
+		total.Sent += uint64(share * float64(after[i].sent-before[i].sent))
+		total.Refused += uint64(share * float64(after[i].refused-before[i].refused))
+	}
+	return total, nil
+}
+
+// reports are what the generator says of streams that go on.
+func reports(streams []stream) (reports []report, err error) {
+	for _, s := range streams {
+		text, err := os.ReadFile(filepath.Join(directory, s.name))
+		if err != nil {
+			return nil, fmt.Errorf("read how far pktgen is with %s: %w", s.name, err)
+		}
+		r, err := parseCounts(string(text))
+		if err != nil {
+			return nil, fmt.Errorf("read how far pktgen is with %s: %w", s.name, err)
+		}
+		reports = append(reports, r)
+	}
+	return reports, nil
 }
 
 // write writes commands to a file of the generator, which takes one at a time.
@@ -170,7 +234,8 @@ func write(name string, commands ...string) error {
 	return file.Close()
 }
 
-// report is what the generator says of a stream. Times are on the monotonic clock.
+// report is what the generator says of a stream. Times are on the monotonic clock; while the stream goes
+// on, stopped is now.
 type report struct {
 	sent, refused    uint64
 	started, stopped time.Duration
@@ -181,9 +246,17 @@ var (
 	counts   = regexp.MustCompile(`pkts-sofar: (\d+)\s+errors: (\d+)\s+started: (\d+)us\s+stopped: (\d+)us`)
 )
 
+// parse reads the report of a stream that has ended.
 func parse(text string) (report, error) {
+	if !doneLine.MatchString(text) {
+		return report{}, fmt.Errorf("no result in %q", strings.TrimSpace(text))
+	}
+	return parseCounts(text)
+}
+
+func parseCounts(text string) (report, error) {
 	fields := counts.FindStringSubmatch(text)
-	if fields == nil || !doneLine.MatchString(text) {
+	if fields == nil {
 		return report{}, fmt.Errorf("no result in %q", strings.TrimSpace(text))
 	}
 	var numbers [4]uint64

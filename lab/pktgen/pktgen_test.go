@@ -71,6 +71,18 @@ func TestVMRun(t *testing.T) {
 		if s := link.Attrs().Statistics; s.TxPackets != 200 || s.TxBytes != 200*1400 {
 			t.Errorf("the device sent %d packets with %d bytes", s.TxPackets, s.TxBytes)
 		}
+		before := link.Attrs().Statistics.TxPackets
+		const span = 50 * time.Millisecond
+		result, err = Run(t.Context(), Config{Device: topo.SenderDevice, Threads: 1, DSCPs: []uint8{0}, Flows: 4, Span: span, FrameBytes: 1400})
+		if err != nil {
+			return err
+		}
+		if link, err = netlink.LinkByName(topo.SenderDevice); err != nil {
+			return err
+		}
+		if sent := link.Attrs().Statistics.TxPackets - before; result.Sent == 0 || result.Sent > sent || result.Elapsed != span {
+			t.Errorf("counted %+v, and the device sent %d packets", result, sent)
+		}
 		return nil
 	})
 	if err != nil {
