@@ -137,7 +137,7 @@ func (g Group) Best(m Measure) (best Standing, ok bool) {
 
 // saysNothing is how far medians of a measure may be apart without one being ahead.
 func (g Group) saysNothing(m Measure, own float64) float64 {
-	if g.Experiment.CountsInstructions() {
+	if g.Experiment.CountsInstructions() && m.Unit == "" {
 		return aheadShareCost * math.Abs(own)
 	}
 	by, ok := aheadBy[m.Unit]

@@ -85,8 +85,10 @@ func costThreads() Experiment {
 		Published: "pfifo_fast without a lock, 2021, packets a second against one that takes the lock: +23 % with 1 thread, " +
 			"+44 % with 2, nothing from 4 on",
 		Figures: []Figure{{"a packet's cost with 16 CPUs sending, times that with 1", "no gain from 4 on", "16 to 1"}},
-		About: "instructions a packet, with 1 to 16 CPUs sending. They take turns on one thread of the host: " +
-			"waiting for locks shows, waiting for each other's cache lines does not",
+		About:   "instructions a packet, with 1 to 16 CPUs sending at the same time",
+		Remark: "The CPUs take turns on one thread of the host, and a lock is seldom held when turns change. What taking it costs is seen, and " +
+			"how often the same is done again for each CPU; that CPUs wait for each other, as they do for the one lock of htb and cake, is not. " +
+			"The timer ticks of 16 CPUs are in it: none grows as well. make bench-cpus runs cakectl on two real CPUs.",
 		Rates: []rates.Rate{costRate},
 		Cost:  &CostLoad{Threads: threads, Span: 100 * time.Millisecond},
 	}
