@@ -64,7 +64,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	rateList := flags.String("rates", "40mbit", "bandwidths, separated by commas")
 	queueList := flags.String("queues", "8", "numbers of transmit queues, separated by commas")
 	flags.IntVar(&o.plan.Repeat, "repeat", 1, "how often to run each")
-	flags.BoolVar(&o.plan.Brief, "brief", false, "run minor experiments at the first rate only, and shapers that hold no rate once")
+	flags.BoolVar(&o.plan.Brief, "brief", false, "leave out what adds least: most repetitions, other rates of minor experiments, and most runs of shapers that hold no rate")
 	flags.DurationVar(&o.plan.Duration, "duration", 5*time.Second, "measured time of a run")
 	flags.DurationVar(&o.plan.Warmup, "warmup", time.Second, "time under load before that")
 	flags.StringVar(&o.plan.Diffserv, "diffserv", "diffserv4", "preset of tins, for the shapers that have tins")

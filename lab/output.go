@@ -21,7 +21,7 @@ type output struct {
 // write prints tables, writes files, and says what is broken.
 func (o output) write(r experiments.Results, stdout io.Writer) error {
 	fmt.Fprintf(stdout, "%s\n\n", strings.Join(r.Command, " "))
-	fmt.Fprintf(stdout, "Kernel %s; %v measured after %v; %d runs each, shapers interleaved.\n\n", r.Kernel, r.Plan.Duration, r.Plan.Warmup, r.Plan.Repeat)
+	fmt.Fprintf(stdout, "Kernel %s; %v measured after %v; up to %d runs each, shapers interleaved.\n\n", r.Kernel, r.Plan.Duration, r.Plan.Warmup, r.Plan.Repeat)
 	errs := []error{experiments.Table(stdout, r.Rows)}
 	if o.json != "" {
 		errs = append(errs, r.Write(o.json))

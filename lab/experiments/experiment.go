@@ -394,6 +394,7 @@ func forward(name, about string, ecn bool) Experiment {
 func gso(name string, network Network, measures ...Measure) Experiment {
 	e := Experiment{
 		Name:  name,
+		Minor: true,
 		About: "a ping beside 4 TCP uploads, super-packets split or capped and not",
 		Published: "CAKE, 2018, at 1 Gbit/s: ping 0.80 ms with super-packets split, 1.64 ms not split, " +
 			"3.32 ms with pfifo_fast, which gave one flow three times what the others had",

@@ -334,24 +334,29 @@ func TestRunStops(t *testing.T) {
 }
 
 func TestBrief(t *testing.T) {
-	p := Plan{Experiments: []string{"tcp1", "uneven"}, Peers: []string{"none", "htb", "cake"}, Rates: rateList(40e6, 200e6), Queues: []int{8}, Repeat: 2}
-	if got, want := len(p.Runs()), 2*3*2*2; got != want {
-		t.Errorf("%d runs, want %d", got, want)
+	p := Plan{
+		Experiments: []string{"tcp1", "uneven", "cost"}, Peers: []string{"none", "htb", "cake"},
+		Rates: rateList(40e6, 200e6), Queues: []int{8}, Repeat: 3,
+	}
+	count := func() map[string]int {
+		runs := map[string]int{}
+		for _, run := range p.Runs() {
+			kind := run.Experiment
+			if run.Peer == "none" {
+				kind += " none"
+			}
+			runs[kind]++
+		}
+		return runs
+	}
+	want := map[string]int{"tcp1": 2 * 2 * 3, "tcp1 none": 2 * 3, "uneven": 2 * 2 * 3, "uneven none": 2 * 3, "cost": 2 * 3, "cost none": 3}
+	if diff := cmp.Diff(want, count()); diff != "" {
+		t.Errorf("runs (-want +got):\n%s", diff)
 	}
 	p.Brief = true
-	var tcp1, uneven, none int
-	for _, run := range p.Runs() {
-		switch {
-		case run.Peer == "none":
-			none++
-		case run.Experiment == "tcp1":
-			tcp1++
-		default:
-			uneven++
-		}
-	}
-	if tcp1 != 2*2*2 || uneven != 2*2 || none != 2 {
-		t.Errorf("briefly: %d runs of tcp1, %d of uneven, %d without a shaper", tcp1, uneven, none)
+	want = map[string]int{"tcp1": 2*3 + 2*2, "tcp1 none": 1, "uneven": 2 * 2, "cost": 2, "cost none": 1}
+	if diff := cmp.Diff(want, count()); diff != "" {
+		t.Errorf("brief runs (-want +got):\n%s", diff)
 	}
 }
 

@@ -22,8 +22,9 @@ type Plan struct {
 	Repeat      int           `json:"repeat"`
 	Duration    time.Duration `json:"duration_ns"`
 	Warmup      time.Duration `json:"warmup_ns"`
-	// Brief leaves out what adds least: of minor experiments all rates but the first, of shapers that hold
-	// no rate also the repetitions.
+	// Brief leaves out what adds least: of minor experiments all rates but the first and the peers that hold
+	// no rate, which otherwise are run once, at the first rate. Minor experiments and further rates are
+	// repeated no more than twice, and what counts instructions is not repeated.
 	Brief    bool   `json:"brief,omitempty"`
 	Diffserv string `json:"diffserv"`
 	// Cakectl is the path of the program, where it runs.
@@ -80,7 +81,7 @@ func (p Plan) Runs() []Run {
 	for _, name := range p.Experiments {
 		for i, rate := range p.rates(name) {
 			for _, queues := range p.queues(name) {
-				for repeat := range p.Repeat {
+				for repeat := range p.repeats(name, i) {
 					for _, peer := range p.turn(name, i, repeat) {
 						runs = append(runs, Run{Experiment: name, Peer: peer, Rate: rate, Queues: queues, Repeat: repeat})
 					}
@@ -89,6 +90,21 @@ func (p Plan) Runs() []Run {
 		}
 	}
 	return runs
+}
+
+// repeats is how often an experiment is run at the rate with an index.
+func (p Plan) repeats(experiment string, rate int) int {
+	e, err := Lookup(experiment)
+	switch {
+	case err != nil || !p.Brief:
+		return p.Repeat
+	case e.CountsInstructions():
+		return 1
+	case e.Minor || rate > 0:
+		return min(p.Repeat, 2)
+	default:
+		return p.Repeat
+	}
 }
 
 // turn are the shapers of one repetition at the rate with an index. Each begins with another one: none is
@@ -113,7 +129,7 @@ func (p Plan) peers(experiment string) []string {
 	}
 	return slices.DeleteFunc(slices.Clone(p.Peers), func(name string) bool {
 		peer, unknown := shaper.Lookup(name)
-		return err != nil || unknown != nil || e.ShapersOnly && !peer.Shapes
+		return err != nil || unknown != nil || (e.ShapersOnly || e.Minor && p.Brief) && !peer.Shapes
 	})
 }
 

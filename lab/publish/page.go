@@ -135,11 +135,23 @@ func writePictures(dir string, g experiments.Group) (views []pictureView, err er
 
 // Setting says what was run, for people.
 func (p page) Setting() string {
-	return fmt.Sprintf("%v measured after %v, %d runs of each, shapers interleaved; %s", p.Plan.Duration, p.Plan.Warmup, p.Plan.Repeat, p.Time.Format("2006-01-02 15:04 MST"))
+	return fmt.Sprintf("%v measured after %v, up to %d runs of each, shapers interleaved; %s", p.Plan.Duration, p.Plan.Warmup, p.Plan.Repeat, p.Time.Format("2006-01-02 15:04 MST"))
 }
 
 // CommandLine is what was run.
 func (p page) CommandLine() string { return strings.Join(p.Command, " ") }
+
+// Runs says how often the group's shapers were run, but for those that hold no rate.
+func (g groupView) Runs() string {
+	runs := 0
+	for _, r := range g.Rows {
+		runs = max(runs, r.Repeat+1)
+	}
+	if runs == 1 {
+		return "1 run"
+	}
+	return fmt.Sprintf("%d runs", runs)
+}
 
 // Shapers are those that took part.
 func (p page) Shapers() []shaper.Peer {

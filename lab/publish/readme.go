@@ -93,7 +93,7 @@ func readmeTable(r experiments.Results) (string, error) {
 	for _, rate := range r.Plan.Rates {
 		rates = append(rates, rate.String())
 	}
-	intro := fmt.Sprintf("Side by side in VMs (Linux %s), `%s` over %d queues where nothing else is said, %v measured after %v, at the receiver; medians of %d runs. "+
+	intro := fmt.Sprintf("Side by side in VMs (Linux %s), `%s` over %d queues where nothing else is said, %v measured after %v, at the receiver; medians of up to %d runs. "+
 		"\"x\" is a multiple of the bandwidth (or of a fair share), windows count from the first packet on, \"*\" tells that a shaper beside cakectl is ahead.\n\n",
 		r.Kernel, strings.Join(rates, " / "), r.Plan.Queues[0], r.Plan.Duration, r.Plan.Warmup, r.Plan.Repeat)
 	text := intro + experiments.Markdown(lines) + "\n"
