@@ -18,6 +18,11 @@ type Aim func(value float64) float64
 func least(value float64) float64 { return value }
 func most(value float64) float64  { return -value }
 
+// notAbove is for windows: a shaper that leaves the line idle is not ahead of one that sends a little more.
+func notAbove(limit float64) Aim {
+	return func(value float64) float64 { return max(value-limit, 10*(limit-value)) }
+}
+
 func near(target float64) Aim {
 	return func(value float64) float64 { return math.Abs(value - target) }
 }
@@ -159,5 +164,21 @@ func (e Experiment) reason(measure string) string {
 
 // commonReasons are those of measures that experiments share.
 var commonReasons = []Reason{
-	{[]string{"10ms p99", "10ms max", "100ms max"}, "CAKE splits super-packets when they leave, which a program at the egress cannot: they leave in one lump."},
+	{
+		[]string{"10ms p99", "10ms max", "100ms max", "10ms max before", "10ms max after", "100ms max after"},
+		"cakectl decides on a departure when the packet comes: a super-packet leaves in one lump, and what leaves at once, for having waited for nothing, " +
+			"is made up for in the ticks after it. A queue splits super-packets and lets one packet after the other go.",
+	},
+	{
+		[]string{"bulk", "best effort", "video", "voice", "best effort back", "least tcp", "udp"},
+		"TCP pauses now and then, and what it leaves is booked at once by whoever has packets waiting. CAKE decides when a packet can leave, and finds TCP's next one.",
+	},
+	{
+		[]string{"tcp RTT", "cubic RTT", "bbr RTT"},
+		"cakectl's CoDel tells flows about as late as that of fq_codel; CAKE's tells them earlier and more often.",
+	},
+	{
+		[]string{"free", "free above fq", "tins above fq", "waiting", "waiting above fq", "1", "2", "4", "8", "16", "forwarded", "forwarded above fq"},
+		"edt is one clock, and htb one class with a FIFO that drops what it has no room for: neither keeps flows or tins apart.",
+	},
 }

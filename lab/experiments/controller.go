@@ -23,7 +23,7 @@ func controllerExperiments() []Experiment {
 			Published: "cake_mq, 2026, 2 Gbit/s over 32 queues in 30 s: 2,477,627 calls, 3.477 s in them; with updates skipped that change nothing " +
 				"206 calls, 0.498 ms, throughput unchanged; 64 calls for two changes",
 			Figures: []Figure{
-				{"32 flows on 32 queues: calls to set rates, a second", "6.9", "recomputes"},
+				{"32 flows on 32 queues: calls to set rates, a second", "6.9 (82,588 before)", "recomputes"},
 				{"the same: rates written for two changes", "64", "writes of the changes"},
 				{"the same: throughput, %", "as before", "total"},
 			},

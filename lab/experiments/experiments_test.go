@@ -82,6 +82,19 @@ func TestAllAreSound(t *testing.T) {
 	}
 }
 
+// A reason that no measure asks for is of no use.
+func TestReasonsAreAskedFor(t *testing.T) {
+	for _, r := range commonReasons {
+		for _, name := range r.Measures {
+			if !slices.ContainsFunc(All(), func(e Experiment) bool {
+				return slices.ContainsFunc(e.Measures, func(m Measure) bool { return m.Name == name && m.Aim != nil })
+			}) {
+				t.Errorf("there is a reason for %s, which no experiment judges", name)
+			}
+		}
+	}
+}
+
 // A load whose share is reported must not share the meter's class with another; pings are too small
 // to matter.
 func TestClassesAreApart(t *testing.T) {

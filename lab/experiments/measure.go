@@ -261,7 +261,7 @@ func totalFrom(name string, from, to float64) Measure {
 // worstFrom is the highest rate of any window of a length in a part of the measured time, as a
 // multiple of the bandwidth.
 func worstFrom(name string, length time.Duration, from, to float64) Measure {
-	return Measure{name, "x", near(1), func(o *outcome) (float64, error) {
+	return Measure{name, "x", notAbove(1), func(o *outcome) (float64, error) {
 		whole := float64(o.end - o.begin)
 		begin, end := o.begin+time.Duration(from*whole), o.begin+time.Duration(to*whole)
 		return o.series.Windows(begin, end, length).Max / o.bandwidth, nil
@@ -329,7 +329,7 @@ var (
 // window is the rate in windows of a length, from the very first packet on, as a multiple of the
 // bandwidth.
 func window(length time.Duration, statistic windowStatistic) Measure {
-	return Measure{fmt.Sprintf("%v %s", length, statistic.name), "x", near(1), func(o *outcome) (float64, error) {
+	return Measure{fmt.Sprintf("%v %s", length, statistic.name), "x", notAbove(1), func(o *outcome) (float64, error) {
 		first, ok := o.series.First(o.start)
 		if !ok {
 			return 0, fmt.Errorf("nothing arrived")

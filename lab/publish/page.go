@@ -135,7 +135,7 @@ func writePictures(dir string, g experiments.Group) (views []pictureView, err er
 
 // Setting says what was run, for people.
 func (p page) Setting() string {
-	return fmt.Sprintf("%v measured after %v, up to %d runs of each, shapers interleaved; %s", p.Plan.Duration, p.Plan.Warmup, p.Plan.Repeat, p.Time.Format("2006-01-02 15:04 MST"))
+	return fmt.Sprintf("%v measured after %v, up to %s of each, shapers interleaved; %s", p.Plan.Duration, p.Plan.Warmup, runsOf(p.Plan.Repeat), p.Time.Format("2006-01-02 15:04 MST"))
 }
 
 // CommandLine is what was run.
@@ -147,10 +147,14 @@ func (g groupView) Runs() string {
 	for _, r := range g.Rows {
 		runs = max(runs, r.Repeat+1)
 	}
-	if runs == 1 {
+	return runsOf(runs)
+}
+
+func runsOf(n int) string {
+	if n == 1 {
 		return "1 run"
 	}
-	return fmt.Sprintf("%d runs", runs)
+	return fmt.Sprintf("%d runs", n)
 }
 
 // Shapers are those that took part.

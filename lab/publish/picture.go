@@ -33,7 +33,7 @@ const (
 	margin       = vg.Length(8)
 	pngDPI       = 120
 	// legendWidth is the room at the right for the names of lines.
-	legendWidth = vg.Length(110)
+	legendWidth = vg.Length(136)
 )
 
 // svg names fonts that browsers have beside the one that the picture is set in.
@@ -87,6 +87,7 @@ var looks = []look{
 	{[]vg.Length{10, 4, 4, 4}, draw.PyramidGlyph{}, color.RGBA{0x4a, 0x2f, 0x8a, 0xff}},
 	{[]vg.Length{1, 1}, draw.CircleGlyph{}, color.RGBA{0x9c, 0x27, 0x1b, 0xff}},
 	{[]vg.Length{5, 5}, draw.SquareGlyph{}, color.RGBA{0x00, 0x00, 0x00, 0xff}},
+	{[]vg.Length{8, 2, 2, 2}, draw.TriangleGlyph{}, color.RGBA{0x55, 0x55, 0x55, 0xff}},
 }
 
 func lookOf(i int) look { return looks[i%len(looks)] }

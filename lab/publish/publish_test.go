@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cakectl/cakectl/lab/experiments"
+	"github.com/cakectl/cakectl/lab/shaper"
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
@@ -99,6 +101,19 @@ func TestUpdateReadme(t *testing.T) {
 	}
 	if err := UpdateReadme(file, results()); err == nil {
 		t.Error("a README without a place for the table was updated")
+	}
+}
+
+// Lines of two shapers can be told apart.
+func TestLooksDiffer(t *testing.T) {
+	seen := map[string]string{}
+	for _, peer := range shaper.Peers() {
+		l := lookOfPeer(peer.Name)
+		key := fmt.Sprintf("%v %T", l.dashes, l.glyph)
+		if seen[key] != "" {
+			t.Errorf("%s and %s look the same", peer.Name, seen[key])
+		}
+		seen[key] = peer.Name
 	}
 }
 
