@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -166,6 +167,9 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 		l.collect(row)
 	}}
 	result, err := vm.Run(ctx, config)
+	l.mu.Lock()
+	l.kernel = cmp.Or(l.kernel, result.KernelRelease)
+	l.mu.Unlock()
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = fmt.Errorf("%w: %w", cause, err)
@@ -175,9 +179,6 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 	for _, warning := range result.Warnings {
 		fmt.Fprintln(l.stderr, "the guest's kernel says:", warning)
 	}
-	l.mu.Lock()
-	l.kernel = result.KernelRelease
-	l.mu.Unlock()
 	if code := result.ExitCode(); code != 0 {
 		return fmt.Errorf("the runner in the VM ended with status %d", code)
 	}

@@ -135,7 +135,7 @@ func (e *GuestError) Unwrap() error { return e.Err }
 
 // Run boots a VM, runs the steps in it and switches it off. A step that fails
 // is no error: see [Result.ExitCode]. A guest that crashes, or does not finish
-// in time, is a [*GuestError]. Nothing is left behind, also when ctx is
+// in time, is a [*GuestError], and what it told before is in the result. Nothing is left behind, also when ctx is
 // cancelled: no process, no network namespace, no temporary file.
 func Run(ctx context.Context, config Config) (Result, error) {
 	config, err := config.complete(ctx)
@@ -173,7 +173,7 @@ func Run(ctx context.Context, config Config) (Result, error) {
 	// The guest has nothing to lose: killing it is quicker than a shutdown.
 	machine.stop()
 	if err = session.judge(ctx, err, machine, console); err != nil {
-		return Result{}, err
+		return session.result, err
 	}
 	session.result.Warnings = console.warnings()
 	return session.result, nil
