@@ -17,8 +17,9 @@
 //
 // The VM's clock counts instructions, one a nanosecond, so that the guest is a machine of one gigahertz
 // that nothing disturbs: results repeat, whatever else runs on the host, and a slow host only takes
-// longer. With -real-time the guest's clock follows the host's. So it does wherever the VM's NICs take
-// part, as their packets leave the guest: such an experiment needs a host with nothing else to do.
+// longer. With -real-time the guest's clock follows the host's. Where the VM's NICs take part, packets leave
+// the guest, and while it waits for them time goes on as on the host: such an experiment needs a host with
+// nothing else to do.
 //
 // What is measured is what arrives at the receiver, in bytes of Ethernet frames (see package meter):
 // "10ms max" is the highest rate in any window of 10 ms, from the first packet on, as a multiple of

@@ -34,7 +34,8 @@ type Config struct {
 	MemoryMiB int
 	// ICount makes the guest's clock count instructions (one a nanosecond)
 	// instead of following the host's: measurements repeat, but say nothing
-	// about real time.
+	// about real time. A guest with nothing to do skips to its next timer; with
+	// virtio devices it lets real time pass, for packets that are outside.
 	ICount bool
 	// VirtioQueues, unless 0, adds two virtio-net devices (eth0 and eth1) with
 	// that many queue pairs, joined by a bridge outside the guest.
@@ -135,8 +136,9 @@ func (e *GuestError) Unwrap() error { return e.Err }
 
 // Run boots a VM, runs the steps in it and switches it off. A step that fails
 // is no error: see [Result.ExitCode]. A guest that crashes, or does not finish
-// in time, is a [*GuestError], and what it told before is in the result. Nothing is left behind, also when ctx is
-// cancelled: no process, no network namespace, no temporary file.
+// in time, is a [*GuestError], and what it told before is in the result.
+// Nothing is left behind, also when ctx is cancelled: no process, no network
+// namespace, no temporary file.
 func Run(ctx context.Context, config Config) (Result, error) {
 	config, err := config.complete(ctx)
 	if err != nil {
