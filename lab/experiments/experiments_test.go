@@ -367,7 +367,7 @@ func TestBrief(t *testing.T) {
 		t.Errorf("runs (-want +got):\n%s", diff)
 	}
 	p.Brief = true
-	want = map[string]int{"tcp1": 2*3 + 2*2, "tcp1 none": 1, "uneven": 2 * 2, "cost": 2, "cost none": 1}
+	want = map[string]int{"tcp1": 2*3 + 2, "tcp1 none": 1, "uneven": 2 * 2, "cost": 2, "cost none": 1}
 	if diff := cmp.Diff(want, count()); diff != "" {
 		t.Errorf("brief runs (-want +got):\n%s", diff)
 	}

@@ -23,8 +23,8 @@ type Plan struct {
 	Duration    time.Duration `json:"duration_ns"`
 	Warmup      time.Duration `json:"warmup_ns"`
 	// Brief leaves out what adds least: of minor experiments all rates but the first and the peers that hold
-	// no rate, which otherwise are run once, at the first rate. Minor experiments and further rates are
-	// repeated no more than twice, and what counts instructions is not repeated.
+	// no rate, which otherwise are run once, at the first rate. Minor experiments are run no more than
+	// twice, and once what counts instructions and what is at another rate than the first.
 	Brief    bool   `json:"brief,omitempty"`
 	Diffserv string `json:"diffserv"`
 	// Cakectl is the path of the program, where it runs.
@@ -98,9 +98,9 @@ func (p Plan) repeats(experiment string, rate int) int {
 	switch {
 	case err != nil || !p.Brief:
 		return p.Repeat
-	case e.CountsInstructions():
+	case e.CountsInstructions() || rate > 0:
 		return 1
-	case e.Minor || rate > 0:
+	case e.Minor:
 		return min(p.Repeat, 2)
 	default:
 		return p.Repeat
