@@ -170,6 +170,10 @@ var commonReasons = []Reason{
 			"is made up for in the ticks after it. A queue splits super-packets and lets one packet after the other go.",
 	},
 	{
+		[]string{"after", "more flows"},
+		"In the 50 ms after the others start, the flow that was there leaves as it is booked, and some 4 ms of the line idle before the others fill it.",
+	},
+	{
 		[]string{"bulk", "best effort", "video", "voice", "best effort back", "least tcp", "udp"},
 		"TCP pauses now and then, and what it leaves is booked at once by whoever has packets waiting. CAKE decides when a packet can leave, and finds TCP's next one.",
 	},
