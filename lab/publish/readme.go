@@ -18,7 +18,7 @@ const (
 	readmeEnd   = "<!-- lab: end -->\n"
 )
 
-// aheadMark is on what a shaper beside cakectl is better in.
+// aheadMark is on what another of the table's shapers is better in.
 const aheadMark = "*"
 
 // readmePeers are the columns of the table.
@@ -114,7 +114,7 @@ func readmeCell(groups []experiments.Group, experiment, peer, measure string) st
 		queues = g.Queues
 		value, ok := g.Median(peer, measure)
 		switch {
-		case ok && peer == shaper.Ours && slices.ContainsFunc(g.Leads(), func(l experiments.Lead) bool { return l.Measure.Name == measure }):
+		case ok && peer == shaper.Ours && behind(g, measure):
 			cells = append(cells, experiments.Number(value)+aheadMark)
 		case ok:
 			cells = append(cells, experiments.Number(value))
@@ -123,4 +123,11 @@ func readmeCell(groups []experiments.Group, experiment, peer, measure string) st
 		}
 	}
 	return strings.Join(cells, " / ")
+}
+
+// behind tells whether one of the table's shapers is ahead of cakectl in a measure.
+func behind(g experiments.Group, measure string) bool {
+	return slices.ContainsFunc(g.Leads(), func(l experiments.Lead) bool {
+		return l.Measure.Name == measure && slices.ContainsFunc(l.Ahead, func(s experiments.Standing) bool { return slices.Contains(readmePeers, s.Peer) })
+	})
 }
