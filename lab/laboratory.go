@@ -143,6 +143,7 @@ func (l *laboratory) runVM(ctx context.Context, plan experiments.Plan, dir strin
 		Lane:   l.lane,
 		SMP:    l.smp,
 		ICount: !l.realTime,
+		Seed:   l.seed,
 		Files:  map[string]string{guestLab: l.lab, guestCakectl: l.cakectl, guestPlan: planFile},
 		Steps:  []vm.Step{{Command: []string{guestLab, "-plan", guestPlan}}},
 		Log:    slog.New(slog.NewTextHandler(l.stderr, nil)),

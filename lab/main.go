@@ -48,6 +48,7 @@ type options struct {
 	realTime bool
 	list     bool
 	jobs     int
+	seed     int
 	patience time.Duration
 	output   output
 	plain    string // the plan of a guest
@@ -73,6 +74,7 @@ func parse(args []string, stderr io.Writer) (o options, err error) {
 	flags.BoolVar(&o.native, "native", false, "run on this machine's kernel, as root")
 	flags.BoolVar(&o.realTime, "real-time", false, "let the VM's clock follow the host's instead of counting instructions")
 	flags.IntVar(&o.jobs, "jobs", 2, "how many VMs run at once: one runs the runs of an experiment")
+	flags.IntVar(&o.seed, "seed", 1, "seed of a VM's random numbers, by which flows hash alike in two runs; 0 for other ones each time")
 	flags.DurationVar(&o.patience, "patience", 3*time.Minute, "time beyond that of a run after which its VM is taken for hung: a busy host emulates slowly")
 	flags.StringVar(&o.output.report, "report", "", "`directory` for a report with pictures")
 	flags.StringVar(&o.output.readme, "readme", "", "`file` whose table to replace")

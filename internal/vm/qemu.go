@@ -136,9 +136,16 @@ func portPair() (host, guest *os.File, err error) {
 }
 
 func qemuArguments(config Config, boot bootFiles) []string {
+	machine, port := "q35", "virtio-serial-pci"
+	if config.ICount {
+		// What QEMU's other thread does comes at other instructions each time: nothing does that is not
+		// needed, and the port's requests are served by the thread of the guest.
+		machine += ",sata=off,i8042=off,smm=off,hpet=off,vmport=off"
+		port += ",ioeventfd=off"
+	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "q35",
+		"-machine", machine,
 		// One thread: with several, the guest's live patching of its own code oopses.
 		"-accel", "tcg,thread=single",
 		"-cpu", processor,
@@ -146,7 +153,7 @@ func qemuArguments(config Config, boot bootFiles) []string {
 		"-m", strconv.Itoa(config.MemoryMiB),
 		"-kernel", boot.kernel, "-initrd", boot.initramfs, "-append", kernelArguments,
 		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
-		"-device", "virtio-serial-pci",
+		"-device", port,
 		"-chardev", "socket,id=port,fd=" + strconv.Itoa(firstExtraFD),
 		"-device", "virtserialport,chardev=port,name=" + wire.PortName,
 	}
@@ -158,6 +165,12 @@ func qemuArguments(config Config, boot bootFiles) []string {
 			sleep = "on"
 		}
 		args = append(args, "-icount", "shift=0,sleep="+sleep)
+	}
+	if config.Seed != 0 {
+		args = append(args, "-seed", strconv.Itoa(config.Seed))
+		if config.ICount {
+			args = append(args, "-rtc", "base=2026-01-01,clock=vm")
+		}
 	}
 	if config.VirtioQueues > 0 {
 		args = append(args, virtioArguments(config.VirtioQueues)...)

@@ -37,6 +37,9 @@ type Config struct {
 	// about real time. A guest with nothing to do skips to its next timer; with
 	// virtio devices it lets real time pass, for packets that are outside.
 	ICount bool
+	// Seed, unless 0, is that of the guest's random numbers, which are the host's
+	// otherwise. With ICount the guest's day is always the same then, too.
+	Seed int
 	// VirtioQueues, unless 0, adds two virtio-net devices (eth0 and eth1) with
 	// that many queue pairs, joined by a bridge outside the guest.
 	VirtioQueues int
