@@ -321,7 +321,7 @@ func All() []Experiment {
 			Name:     "tcp500",
 			Minor:    true,
 			About:    "500 TCP flows, a ping beside them",
-			Rates:    []rates.Rate{200e6}, // where each sends more than its first window
+			Rates:    []rates.Rate{100e6}, // where each sends more than its first window
 			Loads:    []Load{tcp("tcp", 500, bestEffort), ping},
 			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp"), resent("tcp")}, pingTimes, windows),
 		},

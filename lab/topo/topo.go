@@ -130,7 +130,7 @@ func NewVirtio(prefix string, queues int) (_ *Pair, err error) {
 	if p.Down, err = p.take(virtioDevices[1], p.Receiver, ReceiverDevice); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.Up.setQueues(queues), p.Down.setQueues(queues)); err != nil {
+	if err := errors.Join(p.Up.setQueues(queues), p.Down.setQueues(queues), p.Up.forgetByteQueueLimits()); err != nil {
 		return nil, err
 	}
 	p.Up.Queues, p.Down.Queues = queues, queues
@@ -382,6 +382,17 @@ func (p Port) ByteQueueLimits() ([]uint64, error) {
 		limits = append(limits, limit)
 	}
 	return limits, nil
+}
+
+// forgetByteQueueLimits makes the driver find out anew how much its queues have to hold: what an earlier
+// shaper sent has raised the limits.
+func (p Port) forgetByteQueueLimits() error {
+	const script = `for limit in /sys/class/net/"$1"/queues/tx-*/byte_queue_limits/limit; do echo 0 >"$limit"; done`
+	cmd := exec.Command("ip", "netns", "exec", p.Namespace.Name, "sh", "-e", "-c", script, "sh", p.Device)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("reset the byte-queue limits of %s: %w: %s", p.Device, err, output)
+	}
+	return nil
 }
 
 // Close removes what was made, and gives back what was taken.
