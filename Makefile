@@ -95,6 +95,10 @@ verifier-table: setup-run ## write the table of what the verifier says, on all k
 soak: setup-run ## 10 minutes of mixed traffic under a bandwidth that changes all the time, in QEMU
 	$(GO) run ./internal/vm/run -lane newest -icount -timeout 3h -test ./pkg/shaper -run '^TestSoak' -- -soak 10m
 
+.PHONY: test-many
+test-many: setup-run ## one daemon with 64 devices of 64 queues each, in QEMU; many minutes
+	$(GO) run ./internal/vm/run -lane newest -memory 6144 -timeout 60m -test ./cmd/cakectl -run '^TestManyDevices$$'
+
 .PHONY: test-lab
 test-lab: setup-run ## tests of the lab's own instruments, in QEMU
 	$(GO) run ./internal/vm/run -lane newest -timeout 15m $(LAB_PACKAGES:%=-test %)
