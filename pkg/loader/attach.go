@@ -248,6 +248,17 @@ func (d *DataPath) Attached(device netlink.Link, a Attachment) (bool, error) {
 	return tcx != nil && int(tcx.Ifindex) == device.Attrs().Index, nil
 }
 
+// Found is how the program hangs at the device's egress right now, by the look of it: a clsact qdisc is
+// likelier ours than somebody's. The zero value is that it does not.
+func (d *DataPath) Found(device netlink.Link) (Attachment, error) {
+	for _, a := range []Attachment{{Hook: TCX}, {Hook: Clsact, MadeClsact: true}} {
+		if attached, err := d.Attached(device, a); err != nil || attached {
+			return a, err
+		}
+	}
+	return Attachment{}, nil
+}
+
 // Orphaned reports whether the device that the program was attached to is certainly gone. By clsact
 // there is no telling.
 func (d *DataPath) Orphaned() (bool, error) {

@@ -535,6 +535,12 @@ func open(env Env, device string) (*Shaper, error) {
 	if err != nil && !errors.Is(err, loader.ErrNotPinned) {
 		return nil, fmt.Errorf("open the data path of %s: %w", device, err)
 	}
+	// An attach is under way, or was cut short, that has not come to note this.
+	if program := s.program(); program != nil && s.device != nil && s.record.Attachment.Hook == "" {
+		if s.record.Attachment, err = program.Found(s.device); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
 	return s, nil
 }
 

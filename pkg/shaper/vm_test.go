@@ -278,6 +278,43 @@ func TestVMCutShort(t *testing.T) {
 	}
 }
 
+// TestVMNotNoted is a process that dies when the program is at its hook and the record does not say so yet:
+// the status tells what is, and the next attach, or detach, undoes it.
+func TestVMNotNoted(t *testing.T) {
+	for _, hook := range hooks() {
+		env, device := newEnv(t, 2)
+		env.Hook = hook
+		before := take(t, env, device)
+		for _, again := range []bool{false, true} {
+			s, err := Attach(t.Context(), env, spec("100mbit"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			was := s.record.Attachment
+			s.record.Attachment = loader.Attachment{}
+			if err := errors.Join(env.writeRecord(s.record), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if again {
+				s, err = Attach(t.Context(), env, spec("100mbit"))
+			} else {
+				s, err = Open(env, testnet.Device)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			status, err := s.Status(t.Context())
+			if err != nil || !status.Enforcing || status.Attach != string(was.Hook) {
+				t.Errorf("enforcing %v (%s) by %q, want by %q; %v", status.Enforcing, status.Reason, status.Attach, was.Hook, err)
+			}
+			if err := errors.Join(s.Detach(t.Context()), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+			wantAsBefore(t, env, device, before)
+		}
+	}
+}
+
 // cutShort attaches up to and with a step, and then lets go of everything as a dying process does.
 func cutShort(t *testing.T, env Env, device netlink.Link, last int) {
 	t.Helper()
@@ -306,8 +343,8 @@ func TestVMSetWritesWhatChanged(t *testing.T) {
 	}
 	defer s.Close()
 	defer s.Detach(context.WithoutCancel(t.Context()))
-	// A backlog of some flows, sent at once, keeps their queues active: for two seconds.
-	active := backlog(t, s)
+	active, stop := backlog(t, s)
+	defer stop()
 	change := func(bandwidth string) int {
 		value, err := rates.ParseValue(bandwidth)
 		if err != nil {
@@ -330,16 +367,17 @@ func TestVMSetWritesWhatChanged(t *testing.T) {
 	}
 }
 
-// backlog sends more at once than the bandwidth carries in a moment, from some sockets, and returns
-// on how many queues they are active.
-func backlog(t *testing.T, s *Shaper) int {
+// backlog keeps some sockets full until stop, and tells on how many queues they are active.
+func backlog(t *testing.T, s *Shaper) (active int, stop func()) {
 	t.Helper()
+	var conns []net.Conn
 	for port := range 8 {
 		conn, err := net.Dial("udp", net.JoinHostPort(testnet.PeerAddress, strconv.Itoa(2000+port)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
+		conns = append(conns, conn)
 		for range 80 {
 			if _, err := conn.Write(make([]byte, 1400)); err != nil {
 				t.Fatal(err)
@@ -353,7 +391,20 @@ func backlog(t *testing.T, s *Shaper) int {
 	if len(cells) < 2 {
 		t.Fatalf("active: %+v: too few to tell anything", cells)
 	}
-	return len(cells)
+	var sending sync.WaitGroup
+	for _, conn := range conns {
+		sending.Go(func() {
+			for err := error(nil); err == nil; {
+				_, err = conn.Write(make([]byte, 1400))
+			}
+		})
+	}
+	return len(cells), func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+		sending.Wait()
+	}
 }
 
 // TestVMSetAfterDetach is a set that loses the race against a detach: it touches nothing.
