@@ -382,12 +382,15 @@ func (k *keeper) Set(ctx context.Context, change config.Change) (api.Changed, er
 	return changed, nil
 }
 
-// drop is Detach for a device that is in the file no more.
+// drop is Detach for a device that is in the file no more, and waits until the keeper has ended: whoever is
+// told that the device is detached finds it so.
 func (k *keeper) drop(ctx context.Context) api.Outcome {
 	outcome := api.Outcome{Device: k.name, Result: api.ResultDetached}
 	if err := k.Detach(ctx); err != nil {
 		outcome.Result, outcome.Error = api.ResultFailed, answerOf(err)
+		return outcome
 	}
+	<-k.ended
 	return outcome
 }
 
