@@ -46,7 +46,7 @@ func (f *changeFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.wash, "wash", false, "clear the DSCP of what is sent, once it was read; ECN stays")
 	flags.BoolVar(&f.wholeGSO, "whole-gso", false, "leave super-packets as large as the device takes them, instead of 0.25 ms of the bandwidth: less work for the CPU, longer lumps on the line")
 	completeWords(cmd, "overhead", framing.Keywords()...)
-	flags.StringVar(&f.onDrift, "on-drift", "", "what to do when others change what is ours on the device: put it back, or only tell: repair or report")
+	flags.StringVar(&f.onDrift, "on-drift", "", "`policy` for when others change what is ours on the device: put it back, or only tell: repair or report")
 	completeWords(cmd, "on-drift", string(config.DriftRepair), string(config.DriftReport))
 	completeWords(cmd, "split", string(rates.SplitFlows), string(rates.SplitEqual))
 	completeWords(cmd, "isolation", isolationNames()...)
