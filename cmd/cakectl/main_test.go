@@ -297,5 +297,9 @@ func signalCommand(ts *testscript.TestScript, neg bool, args []string) {
 	if number == 0 || len(background) == 0 {
 		ts.Fatalf("no signal %s, or nothing to send it to", args[0])
 	}
-	ts.Check(background[len(background)-1].Process.Signal(number))
+	process := background[len(background)-1].Process
+	ts.Check(process.Signal(number))
+	if number == unix.SIGSTOP { // which a busy process does a moment later
+		ts.Check(unix.Waitid(unix.P_PID, process.Pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil))
+	}
 }

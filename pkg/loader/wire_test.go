@@ -196,24 +196,27 @@ func (w *wire) drain() {
 // compare sends, waits until what was counted has arrived, and fails if the two differ.
 func (w *wire) compare(what string, send func() error) {
 	w.t.Helper()
-	w.compareBytes(what, send)
-	if counted := packetsOf(w.t, w.d); counted != w.frames {
-		w.t.Errorf("%s: so far %d packets counted, %d have arrived", what, counted, w.frames)
-	}
+	w.arrives(what, send, func(counted TinCounters) bool { return counted.Bytes == w.bytes && counted.Packets == w.frames })
 }
 
+// compareBytes is compare without the number of packets.
 func (w *wire) compareBytes(what string, send func() error) {
+	w.t.Helper()
+	w.arrives(what, send, func(counted TinCounters) bool { return counted.Bytes == w.bytes })
+}
+
+func (w *wire) arrives(what string, send func() error, whole func(TinCounters) bool) {
 	w.t.Helper()
 	if err := send(); err != nil {
 		w.t.Fatalf("%s: %v", what, err)
 	}
 	var counted TinCounters
-	for try := 0; try < 100; try++ {
+	for try := 0; try < 1000; try++ {
 		w.drain()
 		var err error
 		counted, err = w.d.TinCounters(0)
 		w.must(err)
-		if counted.Bytes == w.bytes {
+		if whole(counted) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
