@@ -9,11 +9,13 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
@@ -184,7 +186,10 @@ Exit status: 0 done, 1 usage or configuration, 2 the kernel refused,
 		default:
 			return fmt.Errorf("unknown hook %q: want %s or %s", h, loader.TCX, loader.Clsact)
 		}
-		a.env = shaper.Env{BPFFS: *bpffs, RunDir: *runDir, Hook: loader.Hook(*hook), Log: log}
+		a.env = shaper.Env{
+			BPFFS: *bpffs, RunDir: *runDir, Hook: loader.Hook(*hook), Log: log,
+			Loads: semaphore.NewWeighted(int64(runtime.GOMAXPROCS(0))),
+		}
 		a.shapers = a.shapersFor(a.env)
 		if a.netns, err = shaper.Netns(); err != nil {
 			log.Debug("any daemon will do", "err", err)

@@ -282,7 +282,13 @@ func (s *Shaper) run(ctx context.Context, steps []step) error {
 	return nil
 }
 
-func (s *Shaper) loadDataPath(context.Context) error {
+func (s *Shaper) loadDataPath(ctx context.Context) error {
+	if s.env.Loads != nil {
+		if err := s.env.Loads.Acquire(ctx, 1); err != nil {
+			return fmt.Errorf("wait for the data paths of other devices: %w", err)
+		}
+		defer s.env.Loads.Release(1)
+	}
 	sizing, err := qdisc.HostSizing()
 	if err != nil {
 		return err

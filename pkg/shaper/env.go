@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/cakectl/cakectl/pkg/api"
@@ -48,6 +49,9 @@ type Env struct {
 	// Hook forces the egress hook; empty takes tcx, else clsact.
 	Hook loader.Hook
 	Log  *slog.Logger
+	// Loads, if set, bounds how many data paths are loaded at a time: each takes the verifier's time and
+	// tens of megabytes, and nothing else that could keep another device waiting.
+	Loads *semaphore.Weighted
 
 	// fault, if set by a test, is asked before each step of an attach and makes it fail.
 	fault func(step string) error
