@@ -77,7 +77,7 @@ test-vm: $(VM_LANES:%=test-vm-%) test-icount test-lab test-virtio ## tests of re
 
 .PHONY: $(VM_LANES:%=test-vm-%)
 $(VM_LANES:%=test-vm-%): test-vm-%: setup-run
-	$(GO) run ./internal/vm/run -lane $* -smp 2 -timeout 15m $(VM_PACKAGES:%=-test %) -run '^(TestVM|TestLoad|TestQueueIsForeseen|TestDetachLeaves|TestAdopt|TestFramedAsOnTheWire|TestTakeOver)' $(if $(SKIP_$*),-- -test.skip '$(SKIP_$*)')
+	$(GO) run ./internal/vm/run -lane $* -smp 2 -timeout 25m $(VM_PACKAGES:%=-test %) -run '^(TestVM|TestLoad|TestQueueIsForeseen|TestDetachLeaves|TestAdopt|TestFramedAsOnTheWire|TestTakeOver)' $(if $(SKIP_$*),-- -test.skip '$(SKIP_$*)')
 
 .PHONY: test-icount
 test-icount: setup-run ## what needs a clock that no busy host disturbs (it counts instructions), in QEMU
