@@ -336,18 +336,24 @@ func TestRenew(t *testing.T) {
 			if got := packetsOf(t, d); got != sent {
 				t.Errorf("counted %d packets, sent %d", got, sent)
 			}
-			again, err := Open(pins)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer again.Close()
-			if attached, err := again.Attached(device, a); !attached || err != nil {
-				t.Errorf("the pins: attached %v, %v", attached, err)
-			}
-			if err := errors.Join(again.Detach(device, a, pins), Unpin(pins)); err != nil {
-				t.Fatal(err)
-			}
+			detachByPins(t, device, a, pins)
 		})
+	}
+}
+
+// detachByPins detaches what is pinned, which has to be what is attached.
+func detachByPins(t *testing.T, device netlink.Link, a Attachment, pins string) {
+	t.Helper()
+	d, err := Open(pins)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if attached, err := d.Attached(device, a); !attached || err != nil {
+		t.Errorf("the pins: attached %v, %v", attached, err)
+	}
+	if err := errors.Join(d.Detach(device, a, pins), Unpin(pins)); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -434,17 +440,7 @@ func TestPinnedAgain(t *testing.T) {
 					t.Errorf("pinned again without %s: pinned %v, %v", path, pinned, err)
 				}
 			}
-			again, err := Open(pins)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer again.Close()
-			if attached, err := again.Attached(device, a); !attached || err != nil {
-				t.Errorf("the pins: attached %v, %v", attached, err)
-			}
-			if err := errors.Join(again.Detach(device, a, pins), Unpin(pins)); err != nil {
-				t.Fatal(err)
-			}
+			detachByPins(t, device, a, pins)
 		})
 	}
 }
