@@ -41,6 +41,11 @@ func (a *app) on(device string, do func(api.Device) error) error {
 	return errors.Join(do(s), s.Close())
 }
 
+// stopped is that the daemon of a device is a process that does not answer.
+func stopped(pid int) error {
+	return fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid)
+}
+
 // change is on for verbs that change the device. A daemon's own rights count, not ours; without one
 // ours are checked before anything is touched.
 func (a *app) change(verb, device string, do func(api.Device) error) error {
@@ -50,7 +55,7 @@ func (a *app) change(verb, device string, do func(api.Device) error) error {
 	}
 	// It would find what it controls changed when it goes on.
 	if pid := a.shapers.Stopped(recorded); pid != 0 {
-		return fmt.Errorf("%s %s: process %d serves it and is stopped: let it go on (kill -CONT %[3]d), or end it (kill -KILL %[3]d)", verb, device, pid)
+		return prefix(verb, device, stopped(pid))
 	}
 	return a.on(device, func(d api.Device) error {
 		if _, asked := d.(*api.Client); !asked {

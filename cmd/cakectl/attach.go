@@ -221,7 +221,7 @@ func (a *app) daemonOf(ctx context.Context, r request) (*api.Client, api.Status,
 		return nil, api.Status{}, err
 	}
 	if pid := a.shapers.Stopped(recorded); pid != 0 {
-		return nil, api.Status{}, prefix("attach", r.device, fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid))
+		return nil, api.Status{}, prefix("attach", r.device, stopped(pid))
 	}
 	client := a.client(recorded)
 	status, err := client.Status(ctx)
