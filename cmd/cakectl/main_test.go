@@ -256,7 +256,7 @@ func exitsCommand(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // retryTime is ample for an attach in an emulated machine.
-const retryTime = 60 * time.Second
+const retryTime = 3 * time.Minute
 
 // retryCommand runs a program until it ends with an exit status.
 func retryCommand(ts *testscript.TestScript, neg bool, args []string) {
