@@ -66,7 +66,7 @@ func (a *app) dryRun(ctx context.Context, r request) error {
 	for _, err := range preview.Refused {
 		refused = append(refused, prefix("attach", r.device, err))
 	}
-	if err := doctor.TryFQ(); err != nil {
+	if err := doctor.TryFQ(); err != nil && !errors.Is(err, doctor.ErrFQUntried) {
 		refused = append(refused, prefix("attach", r.device, err))
 	}
 	if len(refused) > 0 {

@@ -64,6 +64,9 @@ func TestHostFindings(t *testing.T) {
 	if !Failed(findings) {
 		t.Error("a bad host does not fail")
 	}
+	untried := good
+	untried.FQ = ErrFQUntried
+	want(t, untried.Findings(), "fq", Skip, "CAP_SYS_ADMIN")
 	old := good
 	old.TCX = false
 	want(t, old.Findings(), "kernel", OK, "clsact")

@@ -10,7 +10,7 @@ const (
 	OK   Verdict = "ok"
 	Warn Verdict = "warn" // it shapes, but not as well as it could
 	Fail Verdict = "fail" // it cannot shape, or does not
-	Skip Verdict = "skip" // there was nothing to judge
+	Skip Verdict = "skip" // there was nothing to judge, or no way to
 )
 
 // Finding is what one check found.

@@ -23,7 +23,7 @@ type Host struct {
 	Kernel              string // its release
 	MissingCapabilities []string
 	BTF, TCX            bool
-	// FQ is nil where a device can have an fq.
+	// FQ is nil where a device can have an fq, and [ErrFQUntried] where that is not known.
 	FQ error
 	// BPFFS is the directory for pins, PinsMounted whether it is on a BPF file system.
 	BPFFS       string
@@ -32,7 +32,10 @@ type Host struct {
 	JIT bool
 }
 
-// LookAtHost asks the kernel. What cannot be found out without rights is taken for good: the missing
+// ErrFQUntried is why it is not known whether the kernel has fq.
+var ErrFQUntried = errors.New("whether this kernel has sch_fq cannot be tried without CAP_SYS_ADMIN")
+
+// LookAtHost asks the kernel. What else cannot be found out without rights is taken for good: the missing
 // rights are a finding of their own.
 func LookAtHost(bpffs string, missingCapabilities []string) (Host, error) {
 	var uname unix.Utsname
@@ -60,9 +63,9 @@ func LookAtHost(bpffs string, missingCapabilities []string) (Host, error) {
 	return host, nil
 }
 
-// TryFQ is [qdisc.ErrNoFQ] where the kernel has no fq, and nil where nobody may try. It gives the loopback
-// device of a network namespace of its own an fq. The thread that is in there ends with its goroutine,
-// and the namespace with the thread.
+// TryFQ is [qdisc.ErrNoFQ] where the kernel has no fq, and [ErrFQUntried] where it may not try. It gives
+// the loopback device of a network namespace of its own an fq. The thread that is in there ends with its
+// goroutine, and the namespace with the thread.
 func TryFQ() error {
 	tried := make(chan error)
 	go func() {
@@ -84,7 +87,7 @@ func TryFQ() error {
 	case errors.Is(err, fs.ErrNotExist):
 		return qdisc.ErrNoFQ
 	case errors.Is(err, fs.ErrPermission):
-		return nil
+		return ErrFQUntried
 	default:
 		return err
 	}
@@ -130,6 +133,8 @@ func (h Host) fq() Finding {
 	case errors.Is(h.FQ, qdisc.ErrNoFQ):
 		return Finding{Check: "fq", Verdict: Fail, Detail: "this kernel has no sch_fq",
 			Remedy: "modprobe sch_fq, or run a kernel built with CONFIG_NET_SCH_FQ=y or =m"}
+	case errors.Is(h.FQ, ErrFQUntried):
+		return Finding{Check: "fq", Verdict: Skip, Detail: h.FQ.Error()}
 	default:
 		return Finding{Check: "fq", Verdict: Fail, Detail: h.FQ.Error()}
 	}
