@@ -3,6 +3,7 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -112,7 +113,8 @@ func (r *fileReader) fail(node ast.Node, err error) {
 }
 
 func (r *fileReader) read(text []byte) File {
-	tree, err := parser.ParseBytes(text, 0)
+	// Editors of other systems begin a file with a byte order mark, and YAML lets them.
+	tree, err := parser.ParseBytes(bytes.TrimPrefix(text, []byte("\ufeff")), 0)
 	var syntax yaml.Error
 	switch {
 	case errors.As(err, &syntax):

@@ -81,6 +81,9 @@ defaults:
 	if file.MetricsAddress != DefaultMetricsAddress {
 		t.Errorf("metrics on %q, want the default", file.MetricsAddress)
 	}
+	if file, err = ParseFile("test.yaml", []byte("\ufeffdevices:\r\n  eth0:\r\n    bandwidth: 1gbit\r\n")); err != nil || len(file.Devices) != 1 {
+		t.Errorf("as other systems write it: %+v, %v", file, err)
+	}
 }
 
 // One error for each thing that is wrong, each with its place.
