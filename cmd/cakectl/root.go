@@ -244,7 +244,11 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 }
 
 // flagError says what a flag wants, and not which function of the Go library did not get it.
-func flagError(_ *cobra.Command, err error) error {
+func flagError(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		return unknownFlag(cmd, unknown.GetSpecifiedName())
+	}
 	var value *pflag.InvalidValueError
 	if !errors.As(err, &value) {
 		return err
@@ -254,6 +258,31 @@ func flagError(_ *cobra.Command, err error) error {
 		return err
 	}
 	return fmt.Errorf("invalid argument %q for --%s: want %s", value.GetValue(), value.GetFlag().Name, want)
+}
+
+// unknownFlag says what may have been meant: another flag, one of another verb, or a verb.
+func unknownFlag(cmd *cobra.Command, name string) error {
+	var flags, verbs []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			flags = append(flags, f.Name)
+		}
+	})
+	if near := nearNames(name, flags); len(near) > 0 {
+		return fmt.Errorf("unknown flag: --%s; did you mean --%s?", name, strings.Join(near, " or --"))
+	}
+	for _, c := range cmd.Root().Commands() {
+		switch {
+		case c.Name() == name:
+			return fmt.Errorf("unknown flag: --%s; did you mean %s?", name, c.CommandPath())
+		case c.LocalNonPersistentFlags().Lookup(name) != nil:
+			verbs = append(verbs, c.Name())
+		}
+	}
+	if len(verbs) > 0 {
+		return fmt.Errorf("unknown flag: --%s: one of %s, not of %s", name, strings.Join(verbs, " and "), cmd.Name())
+	}
+	return fmt.Errorf("unknown flag: --%s", name)
 }
 
 func showHelp(cmd *cobra.Command, _ []string) error { return cmd.Help() }
