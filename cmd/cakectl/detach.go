@@ -29,12 +29,17 @@ func (a *app) detach(ctx context.Context, device string) error {
 	if err != nil {
 		return err
 	}
+	lost := a.env.RecordLost(recorded)
 	err = a.change("detach", device, func(d api.Device) error { return d.Detach(ctx) })
 	if err != nil {
 		return mustAttached(device, err)
 	}
 	if err := api.RemoveStale(a.env.RunDir, recorded); err != nil {
 		return err
+	}
+	if lost {
+		a.say("%s: detached; what it was like before is not known, since the record of it was gone: it has the kernel's defaults", device)
+		return nil
 	}
 	a.say("%s: detached, and as it was found", device)
 	return nil

@@ -163,7 +163,7 @@ func (e Env) readRecord(device string) (record, error) {
 		return r, fmt.Errorf("read the record of %s: %w", device, err)
 	}
 	if err := json.Unmarshal(text, &r); err != nil {
-		return r, fmt.Errorf("read the record of %s: %w", device, err)
+		return r, fmt.Errorf("read the record of %s: %s is damaged: %w; without that file, cakectl detach %[1]s takes the shaping off and gives the kernel's defaults back", device, e.record(device), err)
 	}
 	if r.Version != recordVersion {
 		return r, fmt.Errorf("the record of %s has layout %d and this cakectl knows %d: detach with the version that attached", device, r.Version, recordVersion)
@@ -176,6 +176,13 @@ const (
 	kernelGSOBytes    = 65536
 	kernelGSOSegments = 65535
 )
+
+// RecordLost tells whether the device is shaped, by its pins, and what it was like before is not known.
+func (e Env) RecordLost(device string) bool {
+	_, noRecord := os.Stat(e.record(device))
+	_, noPins := os.Stat(e.pins(device))
+	return errors.Is(noRecord, fs.ErrNotExist) && noPins == nil
+}
 
 // lostRecord stands in for the record of a device whose pins are there but whose record is not:
 // somebody cleared the run directory. What was there before is not known then, and the kernel's
