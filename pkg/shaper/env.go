@@ -225,10 +225,12 @@ func (e Env) writeRecord(r record) error {
 		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
 	}
 	path := e.record(r.Spec.Device)
-	if err := os.WriteFile(path+".new", append(text, '\n'), 0o640); err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
+	err = os.WriteFile(path+".new", append(text, '\n'), 0o640)
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err != nil {
+		_ = os.Remove(path + ".new") // it may not be there
 		return fmt.Errorf("write the record of %s: %w", r.Spec.Device, err)
 	}
 	return nil

@@ -104,6 +104,9 @@ func (s *Shaper) problems() ([]string, error) {
 	}
 	program := s.program()
 	if program == nil {
+		if s.record.Attachment.Hook == "" {
+			return []string{"its attach is under way, or was cut short"}, nil
+		}
 		return []string{"the pinned program and maps are gone"}, nil
 	}
 	attached, err := program.Attached(s.device, s.record.Attachment)
