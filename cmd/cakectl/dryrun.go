@@ -157,7 +157,10 @@ func printSettings(w io.Writer, p shaper.Preview) {
 	for _, i := range displayOrder(spec.Preset, len(p.Rates.Tins)) {
 		tin := p.Rates.Tins[i]
 		rate := "guaranteed " + tin.Rate.String()
-		if tin.Rate >= bandwidth && len(p.Rates.Tins) > 1 {
+		switch {
+		case bandwidth == rates.Unlimited:
+			rate = bandwidth.String()
+		case tin.Rate >= bandwidth && len(p.Rates.Tins) > 1:
 			rate = "guaranteed the rest"
 		}
 		if tin.Ceil < bandwidth {

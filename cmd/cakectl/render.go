@@ -64,6 +64,14 @@ func classes(c api.Classes) string {
 // tinRates says in a line what each tin is given.
 func tinRates(s api.Status) string {
 	parts := make([]string, 0, len(s.Tins))
+	if rates.Rate(s.Bandwidth) == rates.Unlimited { // where nothing is scarce, nothing is guaranteed
+		for _, tin := range s.Tins {
+			if tin.Ceil < s.Bandwidth {
+				parts = append(parts, tin.Name+" at most "+bits(tin.Ceil))
+			}
+		}
+		return cmp.Or(strings.Join(parts, ", "), "no tin has a limit")
+	}
 	for _, tin := range s.Tins {
 		part := tin.Name + " " + bits(tin.Rate)
 		if tin.Rate >= s.Bandwidth && len(s.Tins) > 1 { // its threshold is no bound

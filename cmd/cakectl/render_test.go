@@ -110,6 +110,21 @@ controller: no process (rates stay as they are); 0 events, 0 recomputes (0 witho
 	}
 }
 
+func TestTinRates(t *testing.T) {
+	status := exampleStatus()
+	status.Bandwidth = api.BitsPerSec(rates.Unlimited)
+	for i := range status.Tins {
+		status.Tins[i].Rate, status.Tins[i].Ceil = status.Bandwidth, status.Bandwidth
+	}
+	if got, want := tinRates(status), "no tin has a limit"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	status.Tins[0].Ceil = api.BitsPerSec(5 * rates.Mbit)
+	if got, want := tinRates(status), "bulk at most 5mbit"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestPrintStatuses(t *testing.T) {
 	const want = `DEVICE  BANDWIDTH  TINS       HOOK  QUEUES  ACTIVE  FLOWS  DAEMON  ENFORCING
 eth0    200mbit    diffserv4  tcx   8       6       32     4711    yes
