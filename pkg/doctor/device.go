@@ -24,6 +24,9 @@ func (d Device) Findings() []Finding {
 	findings = append(findings, d.qdisc(), d.hook())
 	if d.Status != nil {
 		findings = append(findings, d.enforcing(), d.controller(), d.foresight())
+		if len(d.Above) > 0 {
+			findings = append(findings, d.superPackets())
+		}
 	}
 	for i := range findings {
 		findings[i].Device = d.Name
@@ -183,6 +186,26 @@ func (d Device) controller() Finding {
 	case c.Stale:
 		f.Verdict, f.Detail = Warn, f.Detail+fmt.Sprintf(" leaves %d events unanswered", c.UnansweredEvents)
 		f.Remedy = "see its log"
+	}
+	return f
+}
+
+// superPackets is about what devices above hand down: beside flows with small super-packets, which their
+// sockets hold few of, those with large ones have more than their share.
+func (d Device) superPackets() Finding {
+	limit := d.Found.GSOMaxSizeBytes
+	f := Finding{Check: "gso", Verdict: OK, Detail: fmt.Sprintf("super-packets of devices above are at most %d bytes too", limit)}
+	var names, remedies []string
+	for _, above := range d.Above {
+		if above.GSOMaxSizeBytes > limit {
+			names = append(names, fmt.Sprintf("%s %d", above.Name, above.GSOMaxSizeBytes))
+			remedies = append(remedies, fmt.Sprintf("ip link set dev %s gso_max_size %d gso_max_segs %d", above.Name, limit, d.Found.GSOMaxSegments))
+		}
+	}
+	if len(names) > 0 {
+		f.Verdict = Warn
+		f.Detail = fmt.Sprintf("super-packets have up to %d bytes, but those of %s: their flows take more than their share, also of what tins are guaranteed", limit, strings.Join(names, ", "))
+		f.Remedy = strings.Join(remedies, "; ")
 	}
 	return f
 }

@@ -126,6 +126,13 @@ func TestDeviceFindings(t *testing.T) {
 		{"no traffic", func(d *Device) { d.Foresight = api.Foresight{} }, "foresight", Skip, []string{"nothing was sent in 3s"}},
 		{"XPS changed", func(d *Device) { d.Foresight.Mismatched["xps"] = 500 }, "foresight", Warn, []string{"1000 of 1500", "XPS maps"}},
 		{"a filter behind", func(d *Device) { d.Foresight.Mismatched["hash"] = 500 }, "foresight", Warn, []string{"skbedit"}},
+		{"a VLAN above", func(d *Device) {
+			d.Found.GSOMaxSizeBytes, d.Found.GSOMaxSegments = 3384, 2
+			d.Above = []Above{{"eth0.5", 65536}, {"eth0.6", 3384}}
+		}, "gso", Warn, []string{"those of eth0.5 65536:", "-> ip link set dev eth0.5 gso_max_size 3384 gso_max_segs 2"}},
+		{"a VLAN with the limit", func(d *Device) {
+			d.Found.GSOMaxSizeBytes, d.Above = 3384, []Above{{"eth0.5", 3384}}
+		}, "gso", OK, []string{"at most 3384 bytes"}},
 		{"driver chooses", func(d *Device) { d.Foresight.Mismatched["xps"], d.Foresight.DriverChooses = 500, true }, "foresight", Warn, []string{"the driver chooses itself"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -192,6 +199,9 @@ func TestLook(t *testing.T) {
 		t.Fatal(err)
 	}
 	findings := d.Findings()
+	if stacked := d.Above; len(stacked) > 0 && (stacked[0].Name != "v0.5" || stacked[0].GSOMaxSizeBytes == 0) {
+		t.Errorf("above it: %+v", stacked)
+	}
 	want(t, findings, "device", OK, "veth")
 	want(t, findings, "queues", OK, "4 of 4")
 	want(t, findings, "xps", Warn, "queues 0, 1, 3")

@@ -25,7 +25,9 @@ type Device struct {
 	Kind   string // of a virtual device, as ip(8) has it; "device" for others
 	Driver string
 	// Below are the devices that carry its packets: ports of a bond, what a VLAN is on.
-	Below    []string
+	Below []string
+	// Above are the devices whose packets it carries.
+	Above    []Above
 	RxQueues int
 	CPUs     int
 	Found    qdisc.Journal
@@ -40,6 +42,12 @@ type Device struct {
 	CheckFailed error
 }
 
+// Above is a device whose packets another one carries: it cuts them by limits of its own.
+type Above struct {
+	Name            string
+	GSOMaxSizeBytes uint32
+}
+
 // LookAtDevice asks the kernel for all but the state of the shaping.
 func LookAtDevice(name string) (Device, error) {
 	l, err := netlink.LinkByName(name)
@@ -50,8 +58,17 @@ func LookAtDevice(name string) (Device, error) {
 	if d.Found, err = qdisc.Capture(l); err != nil {
 		return d, err
 	}
-	if d.Below, err = below(l); err != nil {
-		return d, err
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return d, fmt.Errorf("list the devices: %w", err)
+	}
+	for _, other := range links {
+		if carries(other, l) {
+			d.Below = append(d.Below, other.Attrs().Name)
+		}
+		if carries(l, other) {
+			d.Above = append(d.Above, Above{Name: other.Attrs().Name, GSOMaxSizeBytes: other.Attrs().GSOMaxSize})
+		}
 	}
 	d.Programs, err = programs(l)
 	return d, err
@@ -71,21 +88,11 @@ func driver(name string) string {
 	return unix.ByteSliceToString(info.Driver[:])
 }
 
-// below lists the devices that carry the packets of a stacked one.
-func below(l netlink.Link) ([]string, error) {
-	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, fmt.Errorf("list the devices: %w", err)
-	}
-	stacked := slices.Contains([]string{"vlan", "macvlan", "ipvlan", "macsec"}, l.Type())
-	var names []string
-	for _, other := range links {
-		port := other.Attrs().MasterIndex == l.Attrs().Index
-		if port || stacked && other.Attrs().Index == l.Attrs().ParentIndex {
-			names = append(names, other.Attrs().Name)
-		}
-	}
-	return names, nil
+// carries tells whether packets of a stacked device, such as a VLAN or a bond, leave by another one.
+func carries(below, stacked netlink.Link) bool {
+	port := below.Attrs().MasterIndex == stacked.Attrs().Index
+	on := slices.Contains([]string{"vlan", "macvlan", "ipvlan", "macsec"}, stacked.Type())
+	return port || on && below.Attrs().Index == stacked.Attrs().ParentIndex
 }
 
 // ownProgram begins the names of our program and of our filter.
