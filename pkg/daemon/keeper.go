@@ -104,6 +104,9 @@ func (k *keeper) serve(ctx context.Context) (err error) {
 		return err
 	}
 	claim, err := api.Listen(k.runDir, recorded)
+	if errors.Is(err, api.ErrServed) {
+		return fmt.Errorf("%w: cakectl status %s names it; serve takes the device when that ends", err, k.name)
+	}
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,5 +87,27 @@ func TestRefusedSpecIsForgotten(t *testing.T) {
 	shapers.lost <- errors.New("lost")
 	if got := <-shapers.attached; fmt.Sprint(got) != fmt.Sprint(spec) {
 		t.Errorf("attached again with %+v, want %+v", got, spec)
+	}
+}
+
+// TestServedByAnother: what to do about another process that serves a device is told.
+func TestServedByAnother(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	claim, err := api.Listen(dir, "dev0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer claim.Close()
+	ctx, end := context.WithCancel(t.Context())
+	d := New(ctx, dir, 1, &fakeShapers{}, metrics.Build{}, slog.New(slog.DiscardHandler))
+	defer d.Wait()
+	defer end()
+	outcomes, err := d.Apply(t.Context(), []config.Spec{config.New("dev0", rates.Absolute(rates.Gbit))})
+	if err != nil || len(outcomes) != 1 || outcomes[0].Result != api.ResultFailed {
+		t.Fatalf("apply: %+v, %v", outcomes, err)
+	}
+	const want = "cakectl status dev0 names it; serve takes the device when that ends"
+	if got := outcomes[0].Error.Message; !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q in it", got, want)
 	}
 }
