@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -143,5 +144,12 @@ func TestReadmeRowsExist(t *testing.T) {
 		if !found {
 			t.Errorf("%s has no %s", row.experiment, row.measure)
 		}
+	}
+}
+
+func TestMeasuring(t *testing.T) {
+	got := measuring([]string{"go", "run", "./lab", "-exp", "tcp1", "-json", "results.json", "-brief", "-report", "dir"})
+	if want := []string{"go", "run", "./lab", "-exp", "tcp1", "-brief"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

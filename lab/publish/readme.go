@@ -93,14 +93,36 @@ func readmeTable(r experiments.Results) (string, error) {
 	for _, rate := range r.Plan.Rates {
 		rates = append(rates, rate.String())
 	}
-	intro := fmt.Sprintf("Side by side in VMs (Linux %s), `%s` over %d queues where nothing else is said, %v measured after %v, at the receiver; medians of up to %d runs. "+
+	intro := fmt.Sprintf("Side by side in VMs (Linux %s), `%s` over %d queues where nothing else is said, %v measured after %v, at the receiver; %s. "+
 		"\"x\" is a multiple of the bandwidth (or of a fair share), windows count from the first packet on, \"*\" tells that a shaper beside cakectl is ahead.\n\n",
-		r.Kernel, strings.Join(rates, " / "), r.Plan.Queues[0], r.Plan.Duration, r.Plan.Warmup, r.Plan.Repeat)
+		r.Kernel, strings.Join(rates, " / "), r.Plan.Queues[0], r.Plan.Duration, r.Plan.Warmup, medianOf(r.Plan.Repeat))
 	text := intro + experiments.Markdown(lines) + "\n"
 	if published := experiments.PublishedTable(groups); len(published) > 1 {
 		text += "What others published of such set-ups, and the same here:\n\n" + experiments.Markdown(published) + "\n"
 	}
-	return text + "    " + strings.Join(r.Command, " ") + "\n", nil
+	return text + "    " + strings.Join(measuring(r.Command), " ") + "\n", nil
+}
+
+func medianOf(runs int) string {
+	if runs == 1 {
+		return "one run"
+	}
+	return fmt.Sprintf("medians of up to %d runs", runs)
+}
+
+// measuring is a command of the lab without the files that it writes: what is measured does not
+// depend on them.
+func measuring(command []string) []string {
+	var kept []string
+	for i := 0; i < len(command); i++ {
+		switch command[i] {
+		case "-json", "-report", "-readme":
+			i++
+		default:
+			kept = append(kept, command[i])
+		}
+	}
+	return kept
 }
 
 // readmeCell is a median at each rate, with the first number of queues.
