@@ -182,7 +182,7 @@ var commonReasons = []Reason{
 		"cakectl's CoDel tells flows about as late as that of fq_codel; CAKE's tells them earlier and more often.",
 	},
 	{
-		[]string{"free", "free above fq", "tins above fq", "waiting", "waiting above fq", "1", "2", "4", "8", "16", "forwarded", "forwarded above fq"},
+		[]string{"free", "free above fq", "tins above fq", "1", "2", "4", "8", "16", "forwarded", "forwarded above fq"},
 		"edt is one clock, and htb one class with a FIFO that drops what it has no room for: neither keeps flows or tins apart.",
 	},
 }
