@@ -182,6 +182,10 @@ var commonReasons = []Reason{
 		"cakectl's CoDel tells flows about as late as that of fq_codel; CAKE's tells them earlier and more often.",
 	},
 	{
+		[]string{"waiting", "waiting above fq"},
+		"htb and edt refuse half of the packets here, which costs less than sending them.",
+	},
+	{
 		[]string{"free", "free above fq", "tins above fq", "1", "2", "4", "8", "16", "forwarded", "forwarded above fq"},
 		"edt is one clock, and htb one class with a FIFO that drops what it has no room for: neither keeps flows or tins apart.",
 	},

@@ -63,13 +63,14 @@ type Network string
 const (
 	Veth   Network = ""       // one link
 	Routed Network = "routed" // a router between two links; its link to the receiver is shaped
+	Merged Network = "merged" // the same, and what bursts bring arrives in super-packets
 	Virtio Network = "virtio" // the two NICs of a virtual machine
 )
 
 func (n Network) make(prefix string, queues int) (*topo.Pair, error) {
 	switch n {
-	case Routed:
-		return topo.NewRouted(prefix, queues)
+	case Routed, Merged:
+		return topo.NewRouted(prefix, queues, n == Merged)
 	case Virtio:
 		return topo.NewVirtio(prefix, queues)
 	default:
@@ -194,6 +195,8 @@ func All() []Experiment {
 				{Name: "trickle", UDP: &UDPLoad{Flows: 31, DSCP: af11, FrameBytes: smallFrame, BitsPerSecond: 100 * 8 * smallFrame, Delays: true}},
 				ping,
 			},
+			Why: []Reason{{[]string{"goodput"}, "A goodput above what the trickles leave is data that came before the measured time and had to wait at the receiver for a " +
+				"packet that was sent again."}},
 			Measures: slices.Concat([]Measure{total(), goodput("tcp"), share("trickle", nil), loss("trickle"), delay("trickle", 0.99)}, pingTimes, windows),
 		},
 		{
@@ -324,6 +327,19 @@ func All() []Experiment {
 			Rates:    []rates.Rate{100e6}, // where each sends more than its first window
 			Loads:    []Load{tcp("tcp", 500, bestEffort), ping},
 			Measures: slices.Concat([]Measure{goodput("tcp"), jain("tcp"), resent("tcp")}, pingTimes, windows),
+		},
+		{
+			Name:        "lumps",
+			Minor:       true,
+			About:       "a router that shapes: 4 TCP flows whose bursts arrive merged, beside video that keeps to what its tin is guaranteed",
+			ShapersOnly: true,
+			Network:     Merged,
+			Loads: []Load{
+				tcp("tcp", 4, bestEffort),
+				{Name: "video", UDP: &UDPLoad{Flows: 1, DSCP: af41, FrameBytes: fullFrame, TimesBandwidth: 0.45, Delays: true}},
+				ping,
+			},
+			Measures: slices.Concat([]Measure{total(), share("video", most), loss("video"), delay("video", 0.5), delay("video", 0.99)}, pingTimes, windows),
 		},
 		forward("forward8", "8 TCP flows through a router that shapes, without ECN", false),
 		forward("forward8ecn", "the same with ECN", true),

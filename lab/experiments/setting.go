@@ -22,6 +22,8 @@ func (e Experiment) Setting() string {
 		say("the kernel's packet generator into a router, %d packets of %d bytes, %d flows, after as many to warm up", e.Forwarding.Packets, costFrame, costFlows)
 	case e.Network == Routed:
 		say("a sender, a router that shapes and a receiver, joined by veth pairs")
+	case e.Network == Merged:
+		say("a sender, a router that shapes and a receiver, joined by veth pairs; the sender's super-packets arrive whole")
 	case e.Network == Virtio:
 		say("two virtio-net NICs of the VM, bridged outside it")
 	default:

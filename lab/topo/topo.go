@@ -84,9 +84,10 @@ func NewPair(prefix string, queues int) (_ *Pair, err error) {
 	return p, p.join(p.Up, []netip.Addr{SenderAddress}, p.Down, p.ReceiverAddresses)
 }
 
-// NewRouted puts a router between a sender and a receiver, which has no sockets of its own. Like a
-// NIC's, its devices' packets are no longer than the wire's: the ends send no super-packets.
-func NewRouted(prefix string, queues int) (_ *Pair, err error) {
+// NewRouted puts a router between a sender and a receiver, which has no sockets of its own. Packets come
+// to it as on a wire, one by one, or merged: in super-packets of up to 64 kB, as GRO makes them of the
+// bursts that a fast link brings.
+func NewRouted(prefix string, queues int, merged bool) (_ *Pair, err error) {
 	p := &Pair{ReceiverAddresses: receivers(1)}
 	defer p.closeOn(&err)
 	if err := p.addEnds(prefix); err != nil {
@@ -109,11 +110,13 @@ func NewRouted(prefix string, queues int) (_ *Pair, err error) {
 		p.join(sender, []netip.Addr{SenderAddress}, p.Down, []netip.Addr{routerInAddress}),
 		p.join(p.Up, []netip.Addr{routerOutAddress}, receiver, p.ReceiverAddresses),
 		sender.route(routerOutAddress, routerInAddress), receiver.route(routerInAddress, routerOutAddress),
-		sender.noSuperPackets(), receiver.noSuperPackets(),
 	); err != nil {
 		return nil, err
 	}
-	return p, nil
+	if merged {
+		return p, nil
+	}
+	return p, errors.Join(sender.noSuperPackets(), receiver.noSuperPackets())
 }
 
 // NewVirtio takes the two NICs of the virtual machine, which are joined outside it, and makes them use so

@@ -174,7 +174,7 @@ func TestDoGoesBack(t *testing.T) {
 
 // What the sender sends passes the router, in packets that fit the wire.
 func TestRouted(t *testing.T) {
-	pair, err := topo.NewRouted("topo-test", 3)
+	pair, err := topo.NewRouted("topo-test", 3, false)
 	if err != nil {
 		t.Fatal(err)
 	}
