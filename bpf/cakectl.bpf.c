@@ -273,7 +273,7 @@ static __always_inline int shape(struct __sk_buff *skb, __u64 now, bool local)
 	enum fate fate = fate_of(skb, flow, tin_cfg, local, &request, sojourn);
 	bool dropped = fate >= DROPPED_BY_AQM;
 
-	if (backlogged) {
+	if (flow_counts(flow, shard->epoch, backlogged, bytes, config.full_packet_bytes)) {
 		shard_count(cell, slot, dropped ? now : departure, config.epoch_ns,
 			    config.isolation);
 		activity_note(shard, home, tin, now, dropped ? now : departure,

@@ -15,10 +15,13 @@
 #include "clock.h"
 #include "lease.h"
 
-/* Probes for a free tick. What is not found within them is booked at the last one. */
+/* Probes for a free tick; FAR_PROBES are those behind lumps. What is not found within them is
+ * booked at the last one.
+ */
 #define NEAR_PROBES 2
 #define FREE_PROBES 4
 #define HINT_PROBES 4
+#define FAR_PROBES  64
 
 /* Ticks that one packet asks to repay what is overfilled. */
 #define REPAY_TICKS 32
@@ -57,6 +60,12 @@
 
 /* With no more packets ahead than this, in this tick and the next, the line is about to idle. */
 #define NEAR_PACKETS 2
+
+/* A lump is a packet of more full packets than this, and of more than this part of a tick: larger
+ * than the cap on super-packets allows.
+ */
+#define LUMP_PACKETS 2
+#define LUMP_PART    4
 
 enum booking {
 	BOOKED_BY_GUARANTEE,
@@ -225,6 +234,7 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 			closing.demand = (__u64)closing.demand * tick_bytes / state->tick_bytes;
 		if (state->shift != shift) {
 			state->free_hint = now_tick;
+			state->lump_end = now_tick;
 			passed = 0;
 		}
 		state->tick_bytes = tick_bytes;
@@ -245,6 +255,8 @@ __noinline int line_close(__u64 now_ns, __u32 tick_bytes, __u32 shift)
 
 	if (state->free_hint - now_tick >= CALENDAR_TICKS)
 		state->free_hint = now_tick;
+	if (state->lump_end - now_tick >= CALENDAR_TICKS)
+		state->lump_end = now_tick;
 	return 0;
 }
 
@@ -269,6 +281,19 @@ static __always_inline __u32 later_tick(__u32 a, __u32 b)
 	return (__s32)(a - b) > 0 ? a : b;
 }
 
+struct far_search {
+	__u32 tick;
+	__u32 tick_bytes;
+};
+
+static long line_probe(__u32 index, struct far_search *search)
+{
+	if (tick_booked(search->tick) < search->tick_bytes)
+		return 1; /* ends the loop */
+	search->tick++;
+	return 0;
+}
+
 /* The first tick with room at or after one, as far as the probes go. A function of its own, so that
  * the verifier looks at its loops once and not once for each path that leads here.
  */
@@ -291,10 +316,13 @@ __noinline __u32 line_find_room(__u32 tick, __u32 tick_bytes)
 	tick = later_tick(tick, hint);
 	for (int i = 0; i < FREE_PROBES; i++) {
 		if (tick_booked(tick) < tick_bytes)
-			break;
+			return tick;
 		tick++;
 	}
-	return tick;
+	struct far_search search = {.tick = tick, .tick_bytes = tick_bytes};
+
+	bpf_loop(FAR_PROBES, line_probe, &search, 0);
+	return search.tick;
 }
 
 struct repayment {
@@ -327,8 +355,9 @@ static long line_repay_tick(__u32 index, struct repayment *repayment)
 /* Adds what overfills a tick to the debt, and takes the debt from the ticks after it that have
  * room. A super-packet may be larger than many ticks: what they cannot repay yet, later packets
  * will. The hint follows over ticks that are full now, which may be more than a search looks over.
+ * Returns the tick after the last one that was asked.
  */
-static __noinline int line_repay(__u32 tick, __u32 tick_bytes, __u32 overfill)
+static __noinline __u32 line_repay(__u32 tick, __u32 tick_bytes, __u32 overfill)
 {
 	struct line_state *state = &device.line;
 	__u32 hint = state->free_hint;
@@ -342,11 +371,12 @@ static __noinline int line_repay(__u32 tick, __u32 tick_bytes, __u32 overfill)
 
 	if (hint == tick && tick_booked(tick) >= tick_bytes)
 		repayment.free_hint++;
-	bpf_loop(REPAY_TICKS, line_repay_tick, &repayment, 0);
+	__u32 asked = bpf_loop(REPAY_TICKS, line_repay_tick, &repayment, 0);
+
 	__sync_fetch_and_add(&state->debt_bytes, overfill - (owed - repayment.debt));
 	if (repayment.free_hint != hint)
 		state->free_hint = repayment.free_hint;
-	return 0;
+	return tick + 1 + asked;
 }
 
 static __always_inline __u64 tick_start(const struct booking_request *request, __u32 tick)
@@ -424,6 +454,24 @@ static __always_inline bool tin_is_alone(__u32 tin)
 	return device.tins[bounded(tin, MAX_TINS)].flows >= device.flows;
 }
 
+static __always_inline __u32 lump_bytes(__u32 tick_bytes)
+{
+	return later_ns(LUMP_PACKETS * config.full_packet_bytes, tick_bytes / LUMP_PART);
+}
+
+/* Whether a guarantee that is due in a full tick is booked there: where lumps fill it, or a flow
+ * that keeps to the cap would have to wait for all that those who do not have taken at once. Ticks
+ * after them repay, while they can.
+ */
+static __always_inline bool line_is_due(const struct booking_request *request, __u32 tick)
+{
+	const struct line_state *state = &device.line;
+
+	return (__s32)(tick - state->lump_end) < 0 &&
+	       request->bytes <= lump_bytes(request->tick_bytes) &&
+	       state->debt_bytes < (__s64)REPAY_TICKS * request->tick_bytes;
+}
+
 /* Finds when a packet may leave that is no boost. A function of its own, so that the verifier looks
  * at it once and not for every path that leads to it.
  */
@@ -444,8 +492,8 @@ __noinline int line_find(struct booking_request *request)
 	bool shallow = request->earliest < request->now + reach;
 
 	/* Use it or lose it: what the line has no other use for now is nobody's loss. */
-	__u32 largest =
-	    request->bytes > config.full_packet_bytes ? request->bytes : config.full_packet_bytes;
+	__u32 largest = earlier_ns(later_ns(request->bytes, config.full_packet_bytes),
+				   lump_bytes(request->tick_bytes));
 	if (shallow && line_ahead(request) <= NEAR_PACKETS * largest) {
 		line_place(request, line_find_room(allowed >> request->shift, request->tick_bytes));
 		if (request->departure + request->guarantee_cost < request->guarantee) {
@@ -477,7 +525,9 @@ __noinline int line_find(struct booking_request *request)
 	if (first < request->guarantee)
 		tick = line_find_room(first >> request->shift, request->tick_bytes);
 	if (first >= request->guarantee || (__s32)(entitled - tick) < 0) {
-		tick = line_find_room(entitled, request->tick_bytes);
+		tick = later_ns(from, request->earliest) >> request->shift;
+		if (!line_is_due(request, tick))
+			tick = line_find_room(entitled, request->tick_bytes);
 	} else if (leftover < from) {
 		leftover = later_ns(leftover, tick_start(request, tick));
 		request->booking = BOOKED_FROM_LEFTOVER;
@@ -587,12 +637,14 @@ static __always_inline void line_book(const struct booking_request *request)
 		    later_ns(state->boost_ns, request->now) +
 		    BOOST_PART * cost_ns(bytes + ahead, config.bandwidth_ns_per_byte_q24);
 
-	__u32 overfill = 0;
+	__u32 overfill = 0, end = request->tick + 1;
 	if (booked + bytes > request->tick_bytes)
 		overfill =
 		    booked < request->tick_bytes ? booked + bytes - request->tick_bytes : bytes;
 	if (overfill || state->debt_bytes > 0)
-		line_repay(request->tick, request->tick_bytes, overfill);
+		end = line_repay(request->tick, request->tick_bytes, overfill);
+	if (request->bytes > lump_bytes(request->tick_bytes))
+		state->lump_end = later_tick(state->lump_end, end);
 }
 
 #endif

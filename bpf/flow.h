@@ -56,6 +56,24 @@ static __always_inline __u32 flow_fitness(const struct flow *flow, __u32 epoch, 
 	return now - flow->departure_ns < FLOW_SILENT_NS ? 2 : 3;
 }
 
+/* A flow counts once it has sent more than so many full packets without catching up with itself:
+ * connections that are over after as many, as most are, shrink nobody's share.
+ */
+#define FLOW_COUNTS_PACKETS 4
+
+/* Takes down bytes of a flow that is backlogged, or not, and says whether it is to count. */
+static __always_inline bool flow_counts(struct flow *flow, __u32 epoch, bool backlogged,
+					__u32 bytes, __u32 full_packet_bytes)
+{
+	__u32 enough = FLOW_COUNTS_PACKETS * full_packet_bytes;
+
+	if (!backlogged)
+		flow->waited_bytes = 0;
+	if (flow->waited_bytes <= enough)
+		flow->waited_bytes += bytes;
+	return backlogged && (flow->waited_bytes > enough || flow_is_counted(flow, epoch));
+}
+
 /* Ways are tried from one that the hash picks, so that a flow is usually found at the first. */
 static __always_inline __u32 flow_first_way(__u32 hash)
 {
@@ -107,6 +125,7 @@ __noinline __u32 flow_find_slot(__u32 base, __u32 hash, __u32 epoch, __u64 now)
 	struct flow *flow = &set->ways[bounded(slot, FLOW_WAYS)];
 	flow->tag = flow_tag(hash);
 	flow->counted = epoch - 1;
+	flow->waited_bytes = 0;
 	flow->guarantee_ns = 0;
 	flow->departure_ns = 0;
 	__builtin_memset(&flow->aqm, 0, sizeof(flow->aqm));

@@ -178,6 +178,9 @@ struct flow {
 	__u16 counted_since;
 	/* What it weighs in its tin while it is counted; 0 where flows are treated equally. */
 	__u16 weight;
+	/* What it has sent since a packet of it last found nothing waiting; no longer added up once
+	 * it is enough to count. */
+	__u32 waited_bytes;
 	/* When the next byte leaves at the guaranteed rate. */
 	__u64 guarantee_ns;
 	/* The latest departure given: nothing of this flow may leave earlier. */
@@ -287,6 +290,8 @@ struct line_state {
 	/* The tick that the fields here are made for. */
 	__u32 shift;
 	__u32 tick_bytes;
+	/* Ticks before this one may be full of what lumps have overfilled. */
+	__u32 lump_end;
 	/* Bytes a tick that flows take by their guarantees, smoothed. */
 	__s64 demand;
 	/* Nanoseconds that a byte takes of what the guarantees leave, with 8 fractional bits. */

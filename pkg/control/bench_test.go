@@ -127,8 +127,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// send lets flows send in turns until the process ends, two packets at a time: the second has the
-// first before it, so that the flow counts.
+// send lets flows send in turns until the process ends, five packets at a time: enough for a flow to
+// count.
 func send(task string) error {
 	var flows int
 	var pause string
@@ -147,7 +147,7 @@ func send(task string) error {
 	}
 	payload := make([]byte, 1400)
 	for i := 0; ; i++ {
-		for range 2 {
+		for range 5 {
 			if _, err := senders[i%flows].Write(payload); err != nil {
 				return err
 			}

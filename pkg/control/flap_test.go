@@ -11,8 +11,8 @@ import (
 	"github.com/cakectl/cakectl/pkg/rates"
 )
 
-// TestFlappingQueues is [TestFlappingQueue] on the running kernel: a packet pair each millisecond, of 32
-// queues in turns. The data path lets flows count for a while after their packets, so few of the pairs
+// TestFlappingQueues is [TestFlappingQueue] on the running kernel: five packets each millisecond, of 32
+// queues in turns. The data path lets flows count for a while after their packets, so few of them
 // are events; the first ones are.
 func TestFlappingQueues(t *testing.T) {
 	const (

@@ -190,8 +190,7 @@ func (d Device) controller() Finding {
 	return f
 }
 
-// superPackets is about what devices above hand down: beside flows with small super-packets, which their
-// sockets hold few of, those with large ones have more than their share.
+// superPackets is about what devices above hand down: it leaves in one lump.
 func (d Device) superPackets() Finding {
 	limit := d.Found.GSOMaxSizeBytes
 	f := Finding{Check: "gso", Verdict: OK, Detail: fmt.Sprintf("super-packets of devices above are at most %d bytes too", limit)}
@@ -204,7 +203,7 @@ func (d Device) superPackets() Finding {
 	}
 	if len(names) > 0 {
 		f.Verdict = Warn
-		f.Detail = fmt.Sprintf("super-packets have up to %d bytes, but those of %s: their flows take more than their share, also of what tins are guaranteed", limit, strings.Join(names, ", "))
+		f.Detail = fmt.Sprintf("super-packets have up to %d bytes, but those of %s: each leaves in one lump", limit, strings.Join(names, ", "))
 		f.Remedy = strings.Join(remedies, "; ")
 	}
 	return f

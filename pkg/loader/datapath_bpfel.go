@@ -85,7 +85,7 @@ type dataPathDeviceState struct {
 		IdleTick            uint32
 		Shift               uint32
 		TickBytes           uint32
-		_                   [4]byte
+		LumpEnd             uint32
 		Demand              int64
 		LeftoverNsPerByteQ8 uint64
 		LeftoverNs          uint64
@@ -133,7 +133,7 @@ type dataPathFlowSet struct {
 		Counted      uint32
 		CountedSince uint16
 		Weight       uint16
-		_            [4]byte
+		WaitedBytes  uint32
 		GuaranteeNs  uint64
 		DepartureNs  uint64
 		Aqm          struct {

@@ -326,10 +326,10 @@ func TestUnanswered(t *testing.T) {
 		}
 	}
 	want(0, 0)
-	// Two packets make a flow one that counts.
+	// Five packets make a flow one that counts.
 	start := injectedEpoch + time.Second
 	for flow := range uint16(3) {
-		for range 2 {
+		for range 5 {
 			in.send(packet{at: start + time.Duration(flow)*time.Millisecond, flow: 1 + flow, bytes: 1514})
 		}
 	}
@@ -360,7 +360,7 @@ func TestRingOverflow(t *testing.T) {
 	at := injectedEpoch
 	for sent := 0; sent <= room+10; at += 10 * time.Second {
 		for flow := range uint16(2) {
-			for range 2 {
+			for range 5 {
 				in.send(packet{at: at, flow: 1 + flow, bytes: 1514})
 			}
 			sent++

@@ -124,14 +124,14 @@ func TestFlowsCountAtLowRates(t *testing.T) {
 		round := time.Duration(len(flows)) * 1514 * 8 * time.Second / time.Duration(bandwidth)
 		// Each packet that leaves is followed by another, so all flows are active all the time.
 		closedLoopObserved(t, in, flows, 3, 0, 20*round, func(since time.Duration) {
-			if got := in.activeFlows(); since > 2*round && got != uint32(len(flows)) {
+			if got := in.activeFlows(); since > 3*round && got != uint32(len(flows)) {
 				t.Fatalf("%v: %d flows count after %v, want %d", bandwidth, got, since, len(flows))
 			}
 		})
 	}
 }
 
-// TestShortFlowsCountBriefly: one flow that lasts, beside 10,000 a second of five packets each. The
+// TestShortFlowsCountBriefly: one flow that lasts, beside 10,000 a second of six packets each. The
 // count is to be near the number of flows that have packets waiting.
 func TestShortFlowsCountBriefly(t *testing.T) {
 	in := oneTin(t, rates.Gbit)
@@ -145,8 +145,8 @@ func TestShortFlowsCountBriefly(t *testing.T) {
 			bulk = max(in.send(packet{at: at, flow: 1}), at)
 		}
 		var last time.Duration
-		for range 5 {
-			last = in.send(packet{at: at, flow: uint16(1000 + i)})
+		for range 6 {
+			last = in.send(packet{at: at, flow: uint16(1000 + i), bytes: 1514})
 		}
 		still := until[:0]
 		for _, departure := range append(until, last) {

@@ -10,10 +10,12 @@ const (
 	ticksAhead = 4096
 
 	// nearProbes ticks are looked at first, then hintProbes from the hint, then freeProbes from
-	// the later of both. What is not found within them is booked in the last one.
+	// the later of both, and farProbes behind lumps. What is not found within them is booked in the
+	// last one.
 	nearProbes = 2
 	hintProbes = 4
 	freeProbes = 4
+	farProbes  = 64
 
 	// repayTicks is how many ticks one packet asks to repay what is overfilled.
 	repayTicks = 32
@@ -51,6 +53,10 @@ const (
 
 	// smallPart: a packet below this part of a full one may be boosted beside any other.
 	smallPart = 4
+
+	// A lump is a packet of more than lumpPackets full ones, and of more than a lumpPart of a tick.
+	lumpPackets = 2
+	lumpPart    = 4
 
 	// lagTicks is by how much a departure may miss its guarantee before that counts as lost.
 	lagTicks = 2
@@ -98,6 +104,8 @@ type line struct {
 	leftoverNs, leftoverNsPerByteQ8 int64
 	// boostNs is when all that left at once would have left at a boostPart of the line.
 	boostNs int64
+	// lumpEnd: ticks before it may be full of what lumps have overfilled.
+	lumpEnd int64
 	// debt is what overfills ticks and no later tick has repaid.
 	debt int64
 }
@@ -196,7 +204,7 @@ func (l *line) roll(nowNs int64) {
 		l.demand = l.demand * l.tickBytes / l.madeBytes
 	}
 	if l.madeShift != l.shift {
-		l.freeHint = now
+		l.freeHint, l.lumpEnd = now, now
 		passed = 0
 	}
 	l.madeShift, l.madeBytes = l.shift, l.tickBytes
@@ -215,6 +223,9 @@ func (l *line) roll(nowNs int64) {
 
 	if l.freeHint < now || l.freeHint >= now+ticksAhead {
 		l.freeHint = now
+	}
+	if l.lumpEnd < now || l.lumpEnd >= now+ticksAhead {
+		l.lumpEnd = now
 	}
 }
 
@@ -254,7 +265,7 @@ func (l *line) findRoom(n int64) int64 {
 		l.freeHint++
 	}
 	n = max(n, l.freeHint)
-	for range freeProbes {
+	for range freeProbes + farProbes {
 		if l.hasRoom(n) {
 			break
 		}
@@ -265,23 +276,25 @@ func (l *line) findRoom(n int64) int64 {
 
 // repay adds what overfills tick n-1 to the debt, and takes the debt from the ticks from n on that
 // have room. The hint follows over those that are full now: a super-packet may fill more than one
-// search looks over.
-func (l *line) repay(n, overfill int64) {
+// search looks over. Returns the tick after the last one that was asked.
+func (l *line) repay(n, overfill int64) int64 {
 	if l.debt += overfill; l.debt == 0 {
-		return
+		return n
 	}
 	if l.freeHint == n-1 && !l.hasRoom(n-1) {
 		l.freeHint = n
 	}
-	for i := int64(0); i < repayTicks && l.debt > 0; i++ {
-		if room := min(l.debt, l.tickBytes-l.at(n+i).booked); room > 0 {
-			l.book(n + i).booked += room
+	end := n + repayTicks
+	for ; n < end && l.debt > 0; n++ {
+		if room := min(l.debt, l.tickBytes-l.at(n).booked); room > 0 {
+			l.book(n).booked += room
 			l.debt -= room
 		}
-		if l.freeHint == n+i && !l.hasRoom(n+i) {
-			l.freeHint = n + i + 1
+		if l.freeHint == n && !l.hasRoom(n) {
+			l.freeHint = n + 1
 		}
 	}
+	return n
 }
 
 // placeNs is when a packet leaves that is booked in tick n now: behind what is booked there.
@@ -331,7 +344,7 @@ func (l *line) find(b *booking) {
 
 	// Use it or lose it: what the line has no other use for now is nobody's loss.
 	shallow := b.earliestNs < b.nowNs+max(shallowPackets*b.guaranteeCostNs, shallowTicks*l.tickNs())
-	if shallow && l.aheadBytes(b.nowNs) <= nearPackets*max(b.fullPacketBytes, b.bytes) {
+	if shallow && l.aheadBytes(b.nowNs) <= nearPackets*min(max(b.bytes, b.fullPacketBytes), l.lumpBytes(b.fullPacketBytes)) {
 		found(l.findRoom(l.tickOf(allowedNs)))
 		if b.departureNs+b.guaranteeCostNs < b.guaranteeNs {
 			b.as = fromLeftover
@@ -369,7 +382,18 @@ func (l *line) find(b *booking) {
 			return
 		}
 	}
+	// What a lump fills is not closed to guarantees: they are due, and ticks after it repay.
+	due := l.tickOf(max(fromNs, b.earliestNs))
+	if due < l.lumpEnd && b.bytes <= l.lumpBytes(b.fullPacketBytes) && l.debt < repayTicks*l.tickBytes {
+		found(due)
+		return
+	}
 	found(l.findRoom(entitled))
+}
+
+// lumpBytes is the largest packet that is no lump: what the cap on super-packets allows.
+func (l *line) lumpBytes(fullPacketBytes int64) int64 {
+	return max(lumpPackets*fullPacketBytes, l.tickBytes/lumpPart)
 }
 
 // lateNs is how much later than its guarantee allows a packet leaves, beyond what ticks round and what
@@ -412,7 +436,10 @@ func (l *line) take(b *booking) {
 		}
 		t.entitled += b.bytes + min(missed, l.tickBytes)
 	}
-	l.repay(b.tick+1, l.overfill(b.tick)-already)
+	end := l.repay(b.tick+1, l.overfill(b.tick)-already)
+	if b.bytes > l.lumpBytes(b.fullPacketBytes) {
+		l.lumpEnd = max(l.lumpEnd, end)
+	}
 }
 
 // resize carries what is booked from now on over to ticks of another length. A tick that becomes

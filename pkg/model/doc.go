@@ -42,8 +42,15 @@
 //
 // # Details that matter
 //
+// A lump is a packet that fills far more than is booked at a time otherwise: more than two full
+// packets and a quarter of a tick. A guarantee that is due in a tick before the end of what lumps have
+// filled is booked there, though the tick may be full: a TCP flow with two small packets in the device
+// would else get those two for each lump. Only lumps look for room then, and what they cannot repay
+// within 32 ticks closes this way to all.
+//
 // Only backlogged flows count: those whose packet finds the guarantee clock or their last departure
-// in the future. So trickles shrink nobody's guarantee, however many they are. A flow counts until
+// in the future, after they have sent more than four full packets in that state. So trickles shrink
+// nobody's guarantee, however many they are, and neither do connections of a few packets. A flow counts until
 // its last departure, not its last packet: one that waits long, because it is starved, must not drop
 // out of the count that would help it. After that it counts for as long as it has counted before, up
 // to a bound: a flow that lasts may pause, one of a few packets is gone.

@@ -16,6 +16,10 @@ const (
 	Epochs     = 128
 	holdEpochs = 32
 
+	// countsPackets: a flow counts once it has sent more than so many full packets without catching up
+	// with itself.
+	countsPackets = 4
+
 	// silentNs is the silence after which a flow is forgotten before others.
 	silentNs = 1 << 30
 )
@@ -31,6 +35,9 @@ type flow struct {
 	guaranteeNs int64
 	// departureNs is the latest departure given: nothing of this flow may leave earlier.
 	departureNs int64
+	// waitedBytes is what it has sent since a packet of it last found nothing waiting; no longer added
+	// up once it is enough to count.
+	waitedBytes int64
 	aqm         aqm
 }
 
@@ -52,6 +59,18 @@ func (f *flow) fitness(epoch, nowNs int64) int {
 }
 
 func (f *flow) isCounted(epoch int64) bool { return f.counted >= epoch }
+
+// counts takes down bytes of the flow, which is backlogged or not, and says whether it is to count.
+func (f *flow) counts(epoch int64, backlogged bool, bytes, fullPacketBytes int64) bool {
+	enough := countsPackets * fullPacketBytes
+	if !backlogged {
+		f.waitedBytes = 0
+	}
+	if f.waitedBytes <= enough {
+		f.waitedBytes += bytes
+	}
+	return backlogged && (f.waitedBytes > enough || f.isCounted(epoch))
+}
 
 // flowSet is the flows whose hashes share some bits.
 type flowSet [flowWays]flow

@@ -217,7 +217,7 @@ func (p *Path) Enqueue(nowNs int64, packet Packet) Verdict {
 	departureNs := max(b.departureNs, pacedNs)
 	verdict, drops := p.judge(f, tin, tinSettings, packet, &b, departureNs)
 
-	if backlogged {
+	if f.counts(p.epoch, backlogged, packet.Bytes, p.settings.FullPacketBytes) {
 		untilNs := departureNs
 		if verdict.Dropped {
 			untilNs = nowNs

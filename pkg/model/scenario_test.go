@@ -125,14 +125,15 @@ var scenarios = []scenario{
 		},
 	},
 	{
-		name: "2 TCP flows and 14 that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 2, total: 0.98,
+		// Two flows with two small super-packets each in the device leave gaps between them.
+		name: "2 TCP flows and 14 that use half their share", fromNs: 2 * second, toNs: 5 * second, bulk: 2, total: 0.96,
 		setup: func(s *sim) {
 			s.addTCPs(0, 2, 10*millisecond, 0, forever)
 			s.addHalf(2, 14, s.rate())
 		},
 	},
 	{
-		// Short flows count for a while after they end, so most of the line is leftover, which has no fairness of its own.
+		// Flows count for a while after they end, and what they leave of the line goes by arrival.
 		name: "8 TCP flows and short ones", fromNs: 2 * second, toNs: 5 * second, bulk: 8, total: 0.98, jain: 0.97,
 		setup: func(s *sim) {
 			s.addTCPs(0, 8, 10*millisecond, 0, forever)
@@ -359,4 +360,75 @@ func TestMixesKeepToTheRate(t *testing.T) {
 	mean := sum / float64(n)
 	t.Logf("mean of the least shares: %.3f", mean)
 	atLeast(t, "the mean of the least shares", mean, 0.87)
+}
+
+// TestConnectionsThatAreOver lets 8 flows that last share the line with 200 connections a second that are over after
+// four packets: those count for nothing, so that what is left over, which goes by arrival, stays small.
+func TestConnectionsThatAreOver(t *testing.T) {
+	const apartNs, toNs = 5 * millisecond, 10 * second
+	for _, rate := range []rates.Rate{100 * rates.Mbit, mbit200} {
+		for _, rttNs := range []int64{200 * microsecond, roundTrip} {
+			t.Run(fmt.Sprintf("%v/%d us", rate, rttNs/microsecond), func(t *testing.T) {
+				s := newSim(rate, func(s *sim, rate rates.Rate) device { return newPathDevice(s, rate, 32, planLag) })
+				for flow := range 8 {
+					s.addTCP(flow, 10*millisecond, forever, rttNs, gsoSegments, endless)
+				}
+				for i := int64(0); i*apartNs < toNs; i++ {
+					s.addTCP(1000+int(i), 200*millisecond+i*apartNs, forever, rttNs, gsoSegments, 4*segment)
+				}
+				s.run(toNs)
+				least, most := s.share(2*second, toNs, 0, 8, 8)
+				t.Logf("total %.4f, Jain %.4f, share %.2f to %.2f", s.total(2*second, toNs), s.jain(2*second, toNs, 8), least, most)
+				atLeast(t, "the total", s.total(2*second, toNs), 0.995)
+				atLeast(t, "Jain's index", s.jain(2*second, toNs, 8), 0.985)
+			})
+		}
+	}
+}
+
+// TestBesideLumps forwards three TCP flows as super-packets that nothing limits, beside one of this machine that keeps
+// to the limit, in the same tin or in one that a quarter of the line is guaranteed to. Each is to have a quarter. What
+// leaves in one lump shows in windows all the same.
+func TestBesideLumps(t *testing.T) {
+	const fromNs, toNs = 2 * second, 6 * second
+	for _, rate := range []rates.Rate{20 * rates.Mbit, 50 * rates.Mbit, mbit200, rates.Gbit} {
+		for _, segments := range []int64{4, 16, wholeSegments} {
+			for tin, in := range []string{"the same tin", "a tin of its own"} {
+				t.Run(fmt.Sprintf("%v/%d segments/%s", rate, segments, in), func(t *testing.T) {
+					s := newSim(rate, func(s *sim, rate rates.Rate) device { return newTwoTins(s, rate) })
+					lump := func(rates.Rate) int64 { return segments }
+					for flow := range 3 {
+						s.addTCP(flow, int64(10+flow)*millisecond, forever, roundTrip, lump, endless).forwarded = true
+					}
+					s.addTCP(3, 10*millisecond, forever, 200*microsecond, gsoSegments, endless).tin = tin
+					s.run(toNs)
+					most, _ := s.windows(100*millisecond, second, toNs)
+					least, share := s.share(fromNs, toNs, 3, 1, 4)
+					t.Logf("total %.4f, windows of 100 ms %.3f, the flow without lumps %.3f, Jain %.4f", s.total(fromNs, toNs), most,
+						share, s.jain(fromNs, toNs, 4))
+					atLeast(t, "the share of the flow without lumps", least, 0.97)
+					atLeast(t, "Jain's index", s.jain(fromNs, toNs, 4), 0.99)
+					atMost(t, "the total", s.total(fromNs, toNs), 1.01)
+					// 65 kB are 26 ms at 20 Mbit/s.
+					atMost(t, "a window of 100 ms", most, 1.35)
+					if s.reorders > 0 {
+						t.Errorf("%d packets left before an earlier one of their flow", s.reorders)
+					}
+				})
+			}
+		}
+	}
+}
+
+// newTwoTins is a device of which a quarter is guaranteed to the second tin.
+func newTwoTins(s *sim, rate rates.Rate) device {
+	d := newPathDevice(s, rate, queues, planLag)
+	settings := settingsFor(rate)
+	settings.Tins = append(settings.Tins, settings.Tins[0])
+	settings.Tins[0].Rate, settings.Tins[1].Rate = rate*3/4, rate/4
+	d.path = New(settings, simFlows)
+	for _, tin := range settings.Tins {
+		d.tins = append(d.tins, rates.TinConfig{Rate: tin.Rate, Ceil: tin.Ceil})
+	}
+	return d
 }

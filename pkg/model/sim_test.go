@@ -78,6 +78,7 @@ type device interface {
 
 type simPacket struct {
 	flow     int
+	tin      int
 	bytes    int64
 	segments int64
 	// forwarded packets have no socket that waits for them.
@@ -127,6 +128,8 @@ type pathDevice struct {
 	sim    *sim
 	path   *Path
 	queues int
+	// tins are those of a device that has more than one; its rate does not change.
+	tins []rates.TinConfig
 	// last is the latest departure of each flow.
 	last map[int]int64
 	// active is what the controller was told last, and granted what it planned from that.
@@ -173,7 +176,7 @@ func hashOf(flow int) uint32 { return uint32(flow+1) * 2654435761 }
 func (d *pathDevice) send(p *simPacket) bool {
 	hash := hashOf(p.flow)
 	verdict := d.path.Enqueue(d.sim.nowNs, Packet{
-		Queue: int(uint64(hash) * uint64(d.queues) >> 32), Hash: hash,
+		Queue: int(uint64(hash) * uint64(d.queues) >> 32), Tin: p.tin, Hash: hash,
 		Bytes: p.bytes, Segments: p.segments, Forwarded: p.forwarded,
 	})
 	d.tell()
@@ -199,7 +202,9 @@ func (d *pathDevice) setRate(rate rates.Rate) {
 // tell tells the controller when what is active has changed, and keeps the sweep going.
 func (d *pathDevice) tell() {
 	active := d.path.Active()
-	slices.SortFunc(active, func(a, b rates.Cell) int { return cmp.Compare(a.Queue, b.Queue) })
+	slices.SortFunc(active, func(a, b rates.Cell) int {
+		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Tin, b.Tin))
+	})
 	if len(active) > 0 && !d.sweeping {
 		d.sweeping = true
 		d.sim.at(d.sim.nowNs+holdEpochs*d.path.settings.EpochNs, func() {
@@ -225,10 +230,11 @@ func (d *pathDevice) plan() {
 		for _, g := range d.granted {
 			d.path.SetCell(g.Queue, g.Tin, 0)
 		}
-		rate := d.path.settings.Bandwidth
-		d.granted = rates.Plan(rates.Config{
-			Bandwidth: rate, Split: rates.SplitFlows, Tins: []rates.TinConfig{{Rate: rate, Ceil: rates.Unlimited}},
-		}, d.active)
+		rate, tins := d.path.settings.Bandwidth, d.tins
+		if tins == nil {
+			tins = []rates.TinConfig{{Rate: rate, Ceil: rates.Unlimited}}
+		}
+		d.granted = rates.Plan(rates.Config{Bandwidth: rate, Split: rates.SplitFlows, Tins: tins}, d.active)
 		for _, g := range d.granted {
 			d.path.SetCell(g.Queue, g.Tin, g.Rate)
 		}
@@ -344,6 +350,9 @@ type tcpSender struct {
 	rttNs    int64
 	stopNs   int64
 	segments func(rates.Rate) int64
+	tin      int
+	// forwarded: another machine sends it, and super-packets are what its bursts are merged into.
+	forwarded bool
 	// remaining is what is left to send, in bytes.
 	remaining int64
 
@@ -356,10 +365,13 @@ type tcpSender struct {
 
 const endless = int64(1) << 50
 
-// gsoSegments is the largest super-packet in segments: 1 ms of the rate, never less than 2 full packets.
+// gsoSegments is the largest super-packet in segments: 0.25 ms of the rate, never less than 2 full packets.
 func gsoSegments(rate rates.Rate) int64 {
-	return min(max(2, int64(rate)/8_000/fullPacket), 43)
+	return min(max(2, int64(rate)/32_000/fullPacket), wholeSegments)
 }
+
+// wholeSegments is a super-packet that nothing limits.
+const wholeSegments = 43
 
 func oneSegment(rates.Rate) int64 { return 1 }
 
@@ -381,7 +393,10 @@ func (t *tcpSender) send() {
 		room := int64(t.window) - (t.inFlight+segment-1)/segment
 		pacing := 2 * t.window * segment / t.smoothNs * 1e6 / segment // segments a millisecond
 		size := min(max(2, int64(pacing)), t.segments(t.sim.rate()))
-		if room <= 0 || t.inDevice > 0 && t.inDevice >= max(2*size, int64(pacing), 4) {
+		if t.forwarded {
+			size = t.segments(t.sim.rate())
+		}
+		if room <= 0 || !t.forwarded && t.inDevice > 0 && t.inDevice >= max(2*size, int64(pacing), 4) {
 			return
 		}
 		size = min(size, room, (t.remaining+segment-1)/segment)
@@ -398,7 +413,7 @@ func (t *tcpSender) sendOne(segments int64) bool {
 	t.inDevice += segments
 	t.remaining -= segments * segment
 	t.sent++
-	accepted := t.sim.device.send(&simPacket{flow: t.flow, bytes: segments * fullPacket, segments: segments, gone: func() {
+	accepted := t.sim.device.send(&simPacket{flow: t.flow, tin: t.tin, forwarded: t.forwarded, bytes: segments * fullPacket, segments: segments, gone: func() {
 		waitedNs := t.sim.nowNs - sentNs
 		t.waitsNs = append(t.waitsNs, waitedNs)
 		t.inDevice -= segments

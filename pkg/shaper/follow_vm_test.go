@@ -163,12 +163,12 @@ func TestDetachIsNoticed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var sending sync.WaitGroup
 	sending.Go(func() {
-		// Pairs, so that the flow counts: a tenth of the bandwidth.
+		// In bursts that are long enough for the flow to count: a tenth of the bandwidth.
 		for ctx.Err() == nil {
-			for range 2 {
+			for range 8 {
 				_, _ = conn.Write(make([]byte, 1400))
 			}
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(8 * time.Millisecond)
 		}
 	})
 	defer sending.Wait()
