@@ -316,7 +316,7 @@ func (s Spec) resolveBandwidth(link rates.Rate) (rates.Rate, error) {
 	case bandwidth == rates.Unlimited:
 		return bandwidth, nil
 	case bandwidth < rates.MinBandwidth:
-		return 0, invalid("bandwidth %s is below the minimum of %s", describe(s.Bandwidth, bandwidth), rates.MinBandwidth)
+		return 0, invalid("bandwidth %s is below the minimum of %s (a number without a unit is in bit/s)", describe(s.Bandwidth, bandwidth), rates.MinBandwidth)
 	case bandwidth > rates.MaxBandwidth:
 		return 0, invalid("bandwidth %s is above the maximum of %s", describe(s.Bandwidth, bandwidth), rates.MaxBandwidth)
 	}
