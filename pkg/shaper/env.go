@@ -63,6 +63,9 @@ func (e Env) pins(device string) string {
 	return filepath.Join(e.BPFFS, strings.NewReplacer("%", "%25", ".", "%2E").Replace(device))
 }
 
+// pinned is the device of a directory of pins.
+func pinned(dir string) string { return strings.NewReplacer("%25", "%", "%2E", ".").Replace(dir) }
+
 func (e Env) record(device string) string { return filepath.Join(e.RunDir, device+".json") }
 
 // prepare makes the directories.
@@ -247,7 +250,7 @@ func (e Env) removeRecord(device string) error {
 func List(env Env) ([]string, error) {
 	entries, err := os.ReadDir(env.RunDir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return env.withoutRecord(), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the attached devices: %w", err)
@@ -268,7 +271,22 @@ func List(env Env) ([]string, error) {
 		}
 		devices = append(devices, device)
 	}
-	return devices, nil
+	return append(devices, env.withoutRecord()...), nil
+}
+
+// withoutRecord names the devices that are shaped, by their pins, and whose record is gone.
+func (e Env) withoutRecord() (devices []string) {
+	entries, err := os.ReadDir(e.BPFFS)
+	if err != nil {
+		return nil // no BPF file system, no pins
+	}
+	for _, entry := range entries {
+		device := pinned(entry.Name())
+		if _, err := netlink.LinkByName(device); err == nil && e.RecordLost(device) {
+			devices = append(devices, device)
+		}
+	}
+	return devices
 }
 
 // lockWait is how long a command waits for another one on the same device.
