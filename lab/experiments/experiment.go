@@ -302,6 +302,7 @@ func All() []Experiment {
 			Rates:       []rates.Rate{2e6, 10e6},
 			Framing:     shaper.Framing{Overhead: 44, ATM: true},
 			Remark:      "The ping takes 0.6 % of 2 Mbit/s.",
+			Why:         []Reason{{[]string{"goodput"}, "Beside the ping no more than 99.4 % is left at 2 Mbit/s: what is above that is more than the line carries."}},
 			Loads:       []Load{tcp("tcp", 8, bestEffort), {Name: "ping", Ping: &traffic.PingConfig{Interval: slowPingInterval}}},
 			Measures:    slices.Concat([]Measure{goodput("tcp"), jain("tcp")}, pingTimes, []Measure{window(100*time.Millisecond, maximum)}),
 		},
