@@ -3,7 +3,7 @@
  *
  * A clock knows how much is booked in all; the calendar knows when it leaves. So no tick is sold
  * twice, whatever the flow counts say, and a flow that wants more than its guarantee finds the
- * ticks that the others leave free.
+ * ticks that the others leave free. Beside lumps there is an exception: see line_is_due.
  *
  * A tick is a power of two of nanoseconds, 1 ms or longer, and holds what the bandwidth carries in
  * that time. Ticks live in a ring; each is stamped with its number, so that a tick of an earlier
@@ -66,6 +66,9 @@
  */
 #define LUMP_PACKETS 2
 #define LUMP_PART    4
+
+/* What a guarantee overfills for being due is repaid within so many ticks. */
+#define DUE_TICKS 128
 
 enum booking {
 	BOOKED_BY_GUARANTEE,
@@ -338,10 +341,13 @@ static long line_repay_tick(__u32 index, struct repayment *repayment)
 	struct tick *at = tick_at(tick);
 	__s64 room = (__s64)repayment->tick_bytes - booked_at(at, tick);
 
+	/* Two CPUs may have repaid the same. */
+	if (repayment->debt <= 0)
+		return 1; /* ends the loop */
 	if (room > repayment->debt) {
 		tick_book(at, tick, repayment->debt);
 		repayment->debt = 0;
-		return 1; /* ends the loop */
+		return 1;
 	}
 	if (room > 0) {
 		tick_book(at, tick, room);
@@ -461,13 +467,14 @@ static __always_inline __u32 lump_bytes(__u32 tick_bytes)
 
 /* Whether a guarantee that is due in a full tick is booked there: where lumps fill it, or a flow
  * that keeps to the cap would have to wait for all that those who do not have taken at once. Ticks
- * after them repay, while they can.
+ * after them repay, while they can: and soon, so not where the first tick with room is far off.
  */
-static __always_inline bool line_is_due(const struct booking_request *request, __u32 tick)
+static __always_inline bool line_is_due(const struct booking_request *request, __u32 tick,
+					__u32 room)
 {
 	const struct line_state *state = &device.line;
 
-	return (__s32)(tick - state->lump_end) < 0 &&
+	return (__s32)(tick - state->lump_end) < 0 && (__s32)(room - tick) <= DUE_TICKS &&
 	       request->bytes <= lump_bytes(request->tick_bytes) &&
 	       state->debt_bytes < (__s64)REPAY_TICKS * request->tick_bytes;
 }
@@ -525,9 +532,11 @@ __noinline int line_find(struct booking_request *request)
 	if (first < request->guarantee)
 		tick = line_find_room(first >> request->shift, request->tick_bytes);
 	if (first >= request->guarantee || (__s32)(entitled - tick) < 0) {
-		tick = later_ns(from, request->earliest) >> request->shift;
-		if (!line_is_due(request, tick))
-			tick = line_find_room(entitled, request->tick_bytes);
+		__u32 due = later_ns(from, request->earliest) >> request->shift;
+
+		tick = line_find_room(entitled, request->tick_bytes);
+		if (line_is_due(request, due, tick))
+			tick = due;
 	} else if (leftover < from) {
 		leftover = later_ns(leftover, tick_start(request, tick));
 		request->booking = BOOKED_FROM_LEFTOVER;

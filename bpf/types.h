@@ -178,8 +178,8 @@ struct flow {
 	__u16 counted_since;
 	/* What it weighs in its tin while it is counted; 0 where flows are treated equally. */
 	__u16 weight;
-	/* What it has sent since a packet of it last found nothing waiting; no longer added up once
-	 * it is enough to count. */
+	/* What has come of it since, and with, the packet that last found nothing waiting; no
+	 * longer added up once it is enough to count. */
 	__u32 waited_bytes;
 	/* When the next byte leaves at the guaranteed rate. */
 	__u64 guarantee_ns;
@@ -290,7 +290,7 @@ struct line_state {
 	/* The tick that the fields here are made for. */
 	__u32 shift;
 	__u32 tick_bytes;
-	/* Ticks before this one may be full of what lumps have overfilled. */
+	/* The end of what the furthest lump has filled. */
 	__u32 lump_end;
 	/* Bytes a tick that flows take by their guarantees, smoothed. */
 	__s64 demand;

@@ -58,6 +58,9 @@ const (
 	lumpPackets = 2
 	lumpPart    = 4
 
+	// dueTicks: what a guarantee overfills for being due is repaid within so many ticks.
+	dueTicks = 128
+
 	// lagTicks is by how much a departure may miss its guarantee before that counts as lost.
 	lagTicks = 2
 
@@ -104,7 +107,7 @@ type line struct {
 	leftoverNs, leftoverNsPerByteQ8 int64
 	// boostNs is when all that left at once would have left at a boostPart of the line.
 	boostNs int64
-	// lumpEnd: ticks before it may be full of what lumps have overfilled.
+	// lumpEnd is the end of what the furthest lump has filled.
 	lumpEnd int64
 	// debt is what overfills ticks and no later tick has repaid.
 	debt int64
@@ -382,13 +385,13 @@ func (l *line) find(b *booking) {
 			return
 		}
 	}
-	// What a lump fills is not closed to guarantees: they are due, and ticks after it repay.
-	due := l.tickOf(max(fromNs, b.earliestNs))
-	if due < l.lumpEnd && b.bytes <= l.lumpBytes(b.fullPacketBytes) && l.debt < repayTicks*l.tickBytes {
-		found(due)
-		return
+	// What a lump fills is not closed to guarantees: they are due, and ticks after it repay, if there are
+	// any with room soon.
+	n, due := l.findRoom(entitled), l.tickOf(max(fromNs, b.earliestNs))
+	if due < l.lumpEnd && n-due <= dueTicks && b.bytes <= l.lumpBytes(b.fullPacketBytes) && l.debt < repayTicks*l.tickBytes {
+		n = due
 	}
-	found(l.findRoom(entitled))
+	found(n)
 }
 
 // lumpBytes is the largest packet that is no lump: what the cap on super-packets allows.

@@ -23,7 +23,7 @@
 // bytes booked in it. A full tick takes nothing more, so no tick is sold twice, whatever the flow
 // counts say and whether or not a controller lives. What overfills a tick is repaid from later ticks
 // with room, to the byte: a packet that starts in it and ends in the next, a boost, and what is put
-// into a full tick where a short search finds none with room. A packet is booked in one of four ways,
+// into a full tick where a short search finds none with room, or because it is due beside lumps. A packet is booked in one of four ways,
 // tried in this order:
 //
 //   - Boost. A flow that was not sending (its guarantee clock and its last departure are past) does
@@ -45,8 +45,9 @@
 // A lump is a packet that fills far more than is booked at a time otherwise: more than two full
 // packets and a quarter of a tick. A guarantee that is due in a tick before the end of what lumps have
 // filled is booked there, though the tick may be full: a TCP flow with two small packets in the device
-// would else get those two for each lump. Only lumps look for room then, and what they cannot repay
-// within 32 ticks closes this way to all.
+// would else get those two for each lump. Only lumps look for room then. It is closed while the first
+// tick with room is more than 128 ticks off, or more than 32 ticks' worth is not repaid yet: the line
+// would run above its rate for too long.
 //
 // Only backlogged flows count: those whose packet finds the guarantee clock or their last departure
 // in the future, after they have sent more than four full packets in that state. So trickles shrink

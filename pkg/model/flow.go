@@ -35,8 +35,8 @@ type flow struct {
 	guaranteeNs int64
 	// departureNs is the latest departure given: nothing of this flow may leave earlier.
 	departureNs int64
-	// waitedBytes is what it has sent since a packet of it last found nothing waiting; no longer added
-	// up once it is enough to count.
+	// waitedBytes is what has come of it since, and with, the packet that last found nothing waiting; no
+	// longer added up once it is enough to count.
 	waitedBytes int64
 	aqm         aqm
 }

@@ -432,3 +432,48 @@ func newTwoTins(s *sim, rate rates.Rate) device {
 	}
 	return d
 }
+
+// TestBesideADeepLumpyBacklog gives the line to one flow of large super-packets that has booked 1.5 s ahead, and then
+// lets 8 flows in that keep 20 ms waiting. What they are let through for being due has to be repaid soon: the line
+// must not run above its rate for as long as the backlog is deep.
+func TestBesideADeepLumpyBacklog(t *testing.T) {
+	const (
+		deepNs, shallowNs     = 1500 * millisecond, 20 * millisecond
+		joinNs, toNs, binNs   = 2 * second, 5 * second, 100 * millisecond
+		lumpBytes, stepNs     = int64(65000), 100 * microsecond
+		shallow, perStep, all = 8, 4, 9
+	)
+	for _, rate := range []rates.Rate{20 * rates.Mbit, mbit200} {
+		t.Run(rate.String(), func(t *testing.T) {
+			path := New(settingsFor(rate), simFlows)
+			sent := map[int64]int64{} // bytes by bin
+			var bookedNs [all]int64
+			fill := func(nowNs int64, flow int, aheadNs, bytes int64, packets int) {
+				for range packets {
+					if bookedNs[flow] >= nowNs+aheadNs {
+						return
+					}
+					verdict := path.Enqueue(nowNs, Packet{Hash: hashOf(flow), Bytes: bytes, Segments: (bytes + fullPacket - 1) / fullPacket})
+					bookedNs[flow] = verdict.DepartureNs
+					sent[verdict.DepartureNs/binNs] += bytes
+				}
+			}
+			for nowNs := int64(0); nowNs < toNs; nowNs += stepNs {
+				fill(nowNs, shallow, deepNs, lumpBytes, 2000)
+				for flow := 0; flow < shallow && nowNs > joinNs; flow++ {
+					fill(nowNs, flow, shallowNs, fullPacket, perStep)
+				}
+			}
+			// What is sent above the rate waits behind the device, until less is sent.
+			var waitsMs, mostMs float64
+			for bin := joinNs / binNs; bin < toNs/binNs; bin++ {
+				load := float64(sent[bin]) * 8 * float64(second/binNs) / float64(rate)
+				waitsMs = max(0, waitsMs+(load-1)*float64(binNs/millisecond))
+				mostMs = max(mostMs, waitsMs)
+			}
+			t.Logf("%.0f ms wait behind the device at most", mostMs)
+			// A lump is 26 ms at 20 Mbit/s.
+			atMost(t, "what waits behind the device, in ms", mostMs, 60)
+		})
+	}
+}
