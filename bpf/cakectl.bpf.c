@@ -15,8 +15,8 @@
  * booked at once if its flow is sparse, else where the line would stay idle, else in what the
  * guaranteed flows leave free, and at the latest where its guarantee begins, in the first tick with
  * room. So flows share equally, a ping does not wait, nothing is left idle, and no tick is sold
- * twice (but beside lumps, and that is repaid soon), even if all the counts that guarantees are made
- * from are wrong.
+ * twice (but beside lumps, and that is repaid soon), even if all the counts that guarantees are
+ * made from are wrong.
  *
  * A packet of a local socket is charged to it until it leaves, so the socket stops by itself, and
  * may book far ahead. A forwarded one has no such brake: its flow is told by CE marks or drops when
