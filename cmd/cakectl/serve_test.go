@@ -158,6 +158,28 @@ func TestServeTellsOfWhatItAdopts(t *testing.T) {
 	s.ends(serve, exitDone)
 }
 
+// A serve that has to end while it is adopting detaches what is not to be kept all the same.
+func TestServeEndsWhileItAdopts(t *testing.T) {
+	s := newShell(t)
+	s.host.attachSpec("dev0", rates.Gbit)
+	s.host.attachSpec("dev1", rates.Gbit)
+	adopting := make(chan struct{}, 2)
+	s.host.attaching = func(ctx context.Context) error {
+		adopting <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	serve := s.start("serve", "-c", s.file("dev0: {bandwidth: 2gbit}", "dev1: {bandwidth: 2gbit, keep: false}"))
+	<-adopting
+	<-adopting
+	serve.signal(interrupted{syscall.SIGTERM})
+	s.ends(serve, exitDone)
+	left, err := s.host.List()
+	if diff := cmp.Diff([]string{"dev0"}, left); diff != "" || err != nil {
+		t.Errorf("left attached (-want +got):\n%s%v", diff, err)
+	}
+}
+
 // A device that is renamed, and then is in the file by its new name, is the same one: it is not detached
 // meanwhile.
 func TestServeRenamed(t *testing.T) {

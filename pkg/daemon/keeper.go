@@ -111,6 +111,7 @@ func (k *keeper) serve(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
+	process := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	held := make(chan struct{})
@@ -121,6 +122,9 @@ func (k *keeper) serve(ctx context.Context) (err error) {
 		defer cancel()
 		defer close(held)
 		k.persist(ctx, k.hold)
+		if process.Err() != nil {
+			k.leaveUnheld(context.WithoutCancel(process))
+		}
 	}()
 	err = claim.Serve(ctx, api.Server{Device: k, Classify: KindOf, Netns: k.netns, Log: k.log})
 	cancel()
@@ -170,6 +174,26 @@ func (k *keeper) leave(ctx context.Context, device *Device) error {
 		k.log.Info("detached, and as it was found", "device", k.name)
 	}
 	return err
+}
+
+// leaveUnheld ends what an earlier process left on a device that this one was still adopting when it
+// had to end, unless it is to be kept. Where nothing is left it does nothing.
+func (k *keeper) leaveUnheld(ctx context.Context) {
+	if k.isGone() || k.spec().Keep {
+		return
+	}
+	s, err := k.shapers.Open(k.name)
+	if errors.Is(err, shaper.ErrNotAttached) {
+		return
+	}
+	if err == nil {
+		err = errors.Join(s.Detach(ctx), s.Close())
+	}
+	if err != nil {
+		k.log.Error("not detached", "device", k.name, "err", err)
+		return
+	}
+	k.log.Info("detached, and as it was found", "device", k.name)
 }
 
 // put notes a new state, for all who wait for one.
