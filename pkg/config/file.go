@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/cakectl/cakectl/pkg/framing"
 	"github.com/cakectl/cakectl/pkg/rates"
@@ -114,7 +115,8 @@ func (r *fileReader) fail(node ast.Node, err error) {
 
 func (r *fileReader) read(text []byte) File {
 	// Editors of other systems begin a file with a byte order mark, and YAML lets them.
-	tree, err := parser.ParseBytes(bytes.TrimPrefix(text, []byte("\ufeff")), 0)
+	// The parser would end at a key that is there twice: entries tells of it, and of what else is wrong.
+	tree, err := parser.ParseBytes(bytes.TrimPrefix(text, []byte("\ufeff")), 0, parser.AllowDuplicateMapKey())
 	var syntax yaml.Error
 	switch {
 	case errors.As(err, &syntax):
@@ -294,15 +296,22 @@ func (r *fileReader) mapping(node ast.Node, what string, keys map[string]setter)
 	})
 }
 
-// entries calls do for each entry of a mapping. The parser has refused keys that are there twice.
+// entries calls do for each entry of a mapping, the first one where a key is there twice.
 func (r *fileReader) entries(node ast.Node, what string, do func(name string, key, value ast.Node)) {
 	mapping, ok := node.(ast.MapNode)
 	if !ok {
 		r.fail(node, fmt.Errorf("%s: want settings as KEY: VALUE below it", what))
 		return
 	}
+	firsts := map[string]*token.Token{}
 	for i := mapping.MapRange(); i.Next(); {
-		do(i.Key().GetToken().Value, i.Key(), i.Value())
+		key := i.Key().GetToken()
+		if first := firsts[key.Value]; first != nil {
+			r.fail(i.Key(), fmt.Errorf("%s: %q is there twice, first in line %d", what, key.Value, first.Position.Line))
+			continue
+		}
+		firsts[key.Value] = key
+		do(key.Value, i.Key(), i.Value())
 	}
 }
 

@@ -100,7 +100,10 @@ func TestFileErrors(t *testing.T) {
 		{"a list", "devices:\n- eth0\n", []string{"f.yaml:2:1: devices: want settings"}},
 		{"unknown section", "device: {}\ndevices: {eth0: {bandwidth: 1gbit}}", []string{`f.yaml:1:1: the file: unknown setting "device": want defaults, devices, metrics`}},
 		{"unknown setting", "devices:\n  eth0:\n    bandwith: 1gbit\n", []string{`f.yaml:3:5: eth0: unknown setting "bandwith": want bandwidth, `, "f.yaml:2:3: eth0: no bandwidth given"}},
-		{"twice", "devices:\n  eth0: {bandwidth: 1gbit}\n  eth0: {bandwidth: 2gbit}\n", []string{"f.yaml:3:3: ", "eth0"}},
+		{"twice", "devices:\n  eth0: {bandwidth: 1gbit}\n  eth0: {bandwidth: 2gbit}\n", []string{`f.yaml:3:3: devices: "eth0" is there twice, first in line 2`}},
+		{"twice, and more", "metrics: none\nmetrics: x\ndevices:\n  eth0: {bandwidth: 1gbit, rtt: 20, bandwidth: 2gbit}\n  eth1: {bandwidth: 1gbit, tins: {voice: {rate: 1mbit}, voice: {}}}\n", []string{
+			`f.yaml:2:1: the file: "metrics" is there twice, first in line 1`, "f.yaml:4:33: rtt", `f.yaml:4:37: eth0: "bandwidth" is there twice, first in line 4`,
+			`f.yaml:5:57: tins: "voice" is there twice, first in line 5`}},
 		{"no bandwidth", "devices:\n  eth0: {rtt: lan}\n", []string{"f.yaml:2:3: eth0: no bandwidth given"}},
 		{"no value", "devices:\n  eth0:\n    bandwidth:\n", []string{"f.yaml:3:5: bandwidth: want one value"}},
 		{"bytes", "devices:\n  eth0:\n    bandwidth: 10mbps\n", []string{"f.yaml:3:16: bandwidth", "mbps"}},
