@@ -136,7 +136,8 @@ func printPreview(w io.Writer, device string, p shaper.Preview) error {
 		printSettings(&out, p)
 	}
 	fmt.Fprintf(&out, "%s: is found %s\n", device, p.Found)
-	if len(p.Steps) > 0 {
+	// Some steps of an attach that is refused are not known, and none is taken.
+	if len(p.Steps) > 0 && len(p.Refused) == 0 {
 		fmt.Fprintf(&out, "%s: would\n", device)
 		for _, step := range p.Steps {
 			fmt.Fprintf(&out, "  %s\n", step)
