@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/daemon"
@@ -46,6 +47,23 @@ func stopped(pid int) error {
 	return fmt.Errorf("process %d serves it and is stopped: let it go on (kill -CONT %[1]d), or end it (kill -KILL %[1]d)", pid)
 }
 
+// endTime is how long a process that ends may have the controller when its socket is gone.
+const endTime = 2 * time.Second
+
+// unasked refuses to go past a process that controls a device and whose socket is gone: it would not
+// learn of a change, and would put back what it knows.
+func (a *app) unasked(recorded string) error {
+	for deadline := time.Now().Add(endTime); ; time.Sleep(20 * time.Millisecond) {
+		pid := a.shapers.Controller(recorded)
+		if pid == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("process %d serves it and cannot be asked, since its socket in %s is gone: end it (kill %[1]d), and start it again", pid, a.env.RunDir)
+		}
+	}
+}
+
 // change is on for verbs that change the device. A daemon's own rights count, not ours; without one
 // ours are checked before anything is touched.
 func (a *app) change(verb, device string, do func(api.Device) error) error {
@@ -61,6 +79,9 @@ func (a *app) change(verb, device string, do func(api.Device) error) error {
 		if _, asked := d.(*api.Client); !asked {
 			if err := requireCapabilities(verb, device); err != nil {
 				return err
+			}
+			if err := a.unasked(recorded); err != nil {
+				return prefix(verb, device, err)
 			}
 		}
 		return do(d)

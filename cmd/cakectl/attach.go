@@ -287,6 +287,9 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := a.unasked(recorded); err != nil {
+		return prefix("attach", r.device, err)
+	}
 	takeSmallPages()
 	claim, err := api.Listen(a.env.RunDir, recorded)
 	if err != nil {

@@ -43,6 +43,8 @@ type fakeHost struct {
 	attachErr, detachErr, runErr, statusErr error
 	notEnforcing                            string
 	foresight                               api.Foresight
+	// controller is the process that has the lock of the device's controller (testdata/vm/keep.txtar).
+	controller int
 	// renamed are devices that have another name now than when they were attached, by that.
 	renamed map[string]string
 	// missing are devices that the kernel does not have until the channel is closed.
@@ -159,6 +161,8 @@ func (h *fakeHost) Recorded(device string) (string, error) {
 }
 
 func (h *fakeHost) Stopped(string) int { return 0 }
+
+func (h *fakeHost) Controller(string) int { return h.controller }
 
 type fakeDevice struct {
 	host    *fakeHost

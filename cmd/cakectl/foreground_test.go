@@ -272,6 +272,19 @@ func TestStaleSocket(t *testing.T) {
 	s.wantLeft()
 }
 
+// A process that cannot be asked would undo what is changed past it.
+func TestSocketThatIsGone(t *testing.T) {
+	s := newShell(t)
+	s.host.attachSpec("lo", rates.Gbit)
+	s.host.controller = 4711
+	for _, verb := range [][]string{{"set", "lo", "--bandwidth", "2gbit"}, {"attach", "lo", "--metrics", "none"}, {"detach", "lo"}} {
+		_, stderr := s.run(exitFailed, verb...)
+		wantContains(t, stderr, "cakectl: "+verb[0]+" lo: process 4711 serves it and cannot be asked, since its socket in "+s.runDir+" is gone: end it (kill 4711), and start it again\n")
+	}
+	wantCalls(t, s.host)
+	wantContains(t, s.stdout(exitDone, "status", "lo"), "lo: 1gbit")
+}
+
 func TestAttachThatFails(t *testing.T) {
 	for _, test := range []struct {
 		name string

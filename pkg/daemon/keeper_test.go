@@ -41,6 +41,7 @@ func (f *fakeShapers) Open(string) (Shaped, error)               { return nil, s
 func (f *fakeShapers) List() ([]string, error)                   { return nil, nil }
 func (f *fakeShapers) Recorded(device string) (string, error)    { return device, nil }
 func (f *fakeShapers) Stopped(string) int                        { return 0 }
+func (f *fakeShapers) Controller(string) int                     { return 0 }
 func (f *fakeShapers) Await(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() }
 
 type fakeShaped struct {

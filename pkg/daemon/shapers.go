@@ -29,6 +29,8 @@ type Shapers interface {
 	// Stopped is the process that runs a device's controller and does not answer because it is
 	// stopped; 0 is none.
 	Stopped(recorded string) int
+	// Controller is the process that runs a device's controller; 0 is none.
+	Controller(recorded string) int
 	// Await returns when there is a device of that name, or with ctx's error.
 	Await(ctx context.Context, device string) error
 }
@@ -75,6 +77,8 @@ func (k kernel) List() ([]string, error) { return shaper.List(k.env) }
 func (k kernel) Recorded(device string) (string, error) { return k.env.Recorded(device) }
 
 func (k kernel) Stopped(recorded string) int { return k.env.StoppedController(recorded) }
+
+func (k kernel) Controller(recorded string) int { return k.env.ControllerPID(recorded) }
 
 func (k kernel) Await(ctx context.Context, device string) (err error) {
 	changes, err := notify.Subscribe(0, device)

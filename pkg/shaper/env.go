@@ -317,7 +317,7 @@ func (e Env) lockDevice(ctx context.Context, device string) (*lock, error) {
 func (e Env) lockController(device string) (*lock, error) {
 	l, err := tryLock(e.controllerLock(device), unix.LOCK_EX)
 	for try := 0; errors.Is(err, ErrBusy) && try < 10; try++ {
-		time.Sleep(20 * time.Millisecond) // whoever asks for controllerPID has the lock for a moment
+		time.Sleep(20 * time.Millisecond) // whoever asks for ControllerPID has the lock for a moment
 		l, err = tryLock(e.controllerLock(device), unix.LOCK_EX)
 	}
 	if err != nil {
@@ -338,8 +338,9 @@ func (e Env) controllerLock(device string) string {
 	return filepath.Join(e.RunDir, device+".controller")
 }
 
-// controllerPID is the process that runs the device's controller; 0 is none.
-func (e Env) controllerPID(device string) int {
+// ControllerPID is the process that runs the controller of a device, by the name it was attached under;
+// 0 is none.
+func (e Env) ControllerPID(device string) int {
 	path := e.controllerLock(device)
 	if _, err := os.Stat(path); err != nil {
 		return 0
@@ -360,7 +361,7 @@ func (e Env) controllerPID(device string) int {
 // StoppedController is the process that runs the controller of a device, by the name it was attached
 // under, if that process is stopped; else 0.
 func (e Env) StoppedController(device string) int {
-	pid := e.controllerPID(device)
+	pid := e.ControllerPID(device)
 	if processState(pid) != api.ControllerStopped {
 		return 0
 	}

@@ -45,7 +45,7 @@ func (s *Shaper) Status(context.Context) (api.Status, error) {
 		},
 		Queues:   api.Queues{Total: s.queuesInUse()},
 		Bypassed: map[string]uint64{},
-		Daemon:   s.env.controllerPID(s.name),
+		Daemon:   s.env.ControllerPID(s.name),
 	}
 	if err := s.refresh(); err != nil {
 		return status, err
@@ -255,7 +255,7 @@ func (s *Shaper) controllerStatus() (api.Controller, error) {
 		RateWrites:          counters.RateWrites,
 		UnchangedRecomputes: counters.UnchangedRecomputes,
 		EventsLost:          lost,
-		State:               processState(s.env.controllerPID(s.name)),
+		State:               processState(s.env.ControllerPID(s.name)),
 		UnansweredEvents:    unanswered,
 	}
 	if unanswered > 0 {
