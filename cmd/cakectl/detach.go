@@ -30,7 +30,11 @@ func (a *app) detach(ctx context.Context, device string) error {
 		return err
 	}
 	lost := a.env.RecordLost(recorded)
-	err = a.change("detach", device, func(d api.Device) error { return d.Detach(ctx) })
+	awaited := false
+	err = a.change("detach", device, func(d api.Device) error {
+		awaited = awaited || isAwaited(ctx, d, device)
+		return d.Detach(ctx)
+	})
 	if err != nil {
 		return mustAttached(device, err)
 	}
@@ -41,6 +45,24 @@ func (a *app) detach(ctx context.Context, device string) error {
 		a.say("%s: detached; what it was like before is not known, since the record of it was gone: it has the kernel's defaults", device)
 		return nil
 	}
+	if awaited {
+		a.say("%s: not waited for any more; there is no such device", device)
+		return nil
+	}
 	a.say("%s: detached, and as it was found", device)
 	return nil
+}
+
+// isAwaited tells whether a device is not there, and its daemon has not attached it yet.
+func isAwaited(ctx context.Context, d api.Device, device string) bool {
+	client, asked := d.(*api.Client)
+	if !asked {
+		return false
+	}
+	status, err := client.Status(ctx)
+	if err != nil || status.Attach != "" {
+		return false
+	}
+	_, missing := findDevice(device)
+	return missing != nil
 }

@@ -85,7 +85,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, shapersFo
 	switch daemon.KindOf(err) {
 	case api.KindInvalid:
 		return exitInvalid
-	case api.KindNotAttached:
+	case api.KindNotAttached, api.KindAwaited:
 		return exitNotAttached
 	default:
 		return exitFailed

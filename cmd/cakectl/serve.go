@@ -173,6 +173,8 @@ func printOutcomes(a *app, outcomes []api.Outcome) (failed int) {
 			a.say("%s: still at it: cakectl status %[1]s tells what becomes of it", o.Device)
 		case api.ResultDetached:
 			a.say("%s: detached, and as it was found", o.Device)
+		case api.ResultGivenUp:
+			a.say("%s: not waited for any more", o.Device)
 		default:
 			a.say("%s: %s", o.Device, o.Result)
 		}
@@ -183,7 +185,7 @@ func printOutcomes(a *app, outcomes []api.Outcome) (failed int) {
 // summary counts outcomes: "1 changed, 2 unchanged".
 func summary(outcomes []api.Outcome) string {
 	var parts []string
-	for _, result := range []api.Result{api.ResultAttached, api.ResultChanged, api.ResultUnchanged, api.ResultDetached, api.ResultWaiting, api.ResultUnderWay, api.ResultFailed} {
+	for _, result := range []api.Result{api.ResultAttached, api.ResultChanged, api.ResultUnchanged, api.ResultDetached, api.ResultGivenUp, api.ResultWaiting, api.ResultUnderWay, api.ResultFailed} {
 		n := 0
 		for _, o := range outcomes {
 			if o.Result == result {

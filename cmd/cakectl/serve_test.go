@@ -65,8 +65,8 @@ func TestServe(t *testing.T) {
 	s.run(exitDone, "set", "dev0", "--bandwidth", "500mbit", "--tin", "bulk=ceil:10%")
 	stdout, _ = s.run(exitNotEnforcing, "status", "late0")
 	wantContains(t, stdout, "late0: 3gbit, diffserv4\n", "enforcing: NO: not attached: there is no such device yet")
-	_, stderr := s.run(exitFailed, "set", "late0", "--bandwidth", "1gbit")
-	wantContains(t, stderr, "cakectl: change late0: not attached: there is no such device yet\n")
+	_, stderr := s.run(exitNotAttached, "set", "late0", "--bandwidth", "1gbit")
+	wantContains(t, stderr, fmt.Sprintf("cakectl: change late0: there is no such device yet, and process %d waits for it: change the file, and cakectl apply it\n", os.Getpid()))
 	stdout, _ = s.run(exitNotEnforcing, "status")
 	wantContains(t, stdout, "dev0 ", "dev1 ", "late0 ")
 	wantContains(t, scrape(t, serve),
@@ -156,6 +156,24 @@ func TestServeTellsOfWhatItAdopts(t *testing.T) {
 	s.prints(serve, "serving 2 devices")
 	serve.signal(interrupted{syscall.SIGTERM})
 	s.ends(serve, exitDone)
+}
+
+// A device that is waited for was not touched: nobody says that it is as it was found.
+func TestServeGivesUpWaiting(t *testing.T) {
+	s := newShell(t)
+	never := make(chan struct{})
+	s.host.missing = map[string]chan struct{}{"late0": never, "late1": never}
+	s.serve("late0: {bandwidth: 1gbit}", "late1: {bandwidth: 1gbit}", "dev0: {bandwidth: 1gbit}")
+	stdout := s.stdout(exitDone, "apply", s.file("late0: {bandwidth: 1gbit}", "dev0: {bandwidth: 1gbit}"))
+	if want := "dev0: unchanged\nlate0: waiting: there is no such device yet\nlate1: not waited for any more\n"; stdout != want {
+		t.Errorf("got %q, want %q", stdout, want)
+	}
+	if got, want := s.stdout(exitDone, "detach", "late0"), "late0: not waited for any more; there is no such device\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := s.stdout(exitDone, "detach", "dev0"), "dev0: detached, and as it was found\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
 }
 
 // A serve that has to end while it is adopting detaches what is not to be kept all the same.

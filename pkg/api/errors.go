@@ -24,6 +24,7 @@ type Kind string
 const (
 	KindInvalid     Kind = "invalid"      // the user has to ask for something else
 	KindNotAttached Kind = "not_attached" // the device is not attached, or not any more
+	KindAwaited     Kind = "awaited"      // it is not attached, since there is no such device yet
 	KindBusy        Kind = "busy"         // another process is changing the device
 	KindElsewhere   Kind = "elsewhere"    // the daemon is one of another network namespace
 	KindFailed      Kind = "failed"       // everything else: the kernel refused
@@ -34,7 +35,7 @@ func (k Kind) httpStatus() int {
 	switch k {
 	case KindInvalid:
 		return http.StatusBadRequest
-	case KindNotAttached:
+	case KindNotAttached, KindAwaited:
 		return http.StatusNotFound
 	case KindBusy:
 		return http.StatusConflict

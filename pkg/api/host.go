@@ -46,6 +46,7 @@ const (
 	ResultChanged   Result = "changed"
 	ResultUnchanged Result = "unchanged"
 	ResultDetached  Result = "detached"
+	ResultGivenUp   Result = "given_up"  // it was waited for, and is not any more
 	ResultWaiting   Result = "waiting"   // there is no such device yet
 	ResultUnderWay  Result = "under_way" // it takes longer than the answer could wait
 	ResultFailed    Result = "failed"

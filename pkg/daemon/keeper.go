@@ -393,6 +393,9 @@ func (k *keeper) kernelStatus(ctx context.Context) (status api.Status, err error
 // Set is for clients. A device that is being attached, as after a restart, is waited for.
 func (k *keeper) Set(ctx context.Context, change config.Change) (api.Changed, error) {
 	device, problem := k.attached(ctx)
+	if device == nil && errors.Is(problem, errWaiting) {
+		return api.Changed{}, &api.Error{Kind: api.KindAwaited, Message: fmt.Sprintf("change %s: %v, and process %d waits for it: change the file, and cakectl apply it", k.name, problem, os.Getpid())}
+	}
 	if device == nil {
 		return api.Changed{}, &api.Error{Kind: api.KindBusy, Message: fmt.Sprintf("change %s: not attached: %v", k.name, problem)}
 	}
@@ -413,6 +416,9 @@ func (k *keeper) Set(ctx context.Context, change config.Change) (api.Changed, er
 // told that the device is detached finds it so.
 func (k *keeper) drop(ctx context.Context) api.Outcome {
 	outcome := api.Outcome{Device: k.name, Result: api.ResultDetached}
+	if _, problem := k.state(); errors.Is(problem, errWaiting) {
+		outcome.Result = api.ResultGivenUp
+	}
 	if err := k.Detach(ctx); err != nil {
 		outcome.Result, outcome.Error = api.ResultFailed, answerOf(err)
 		return outcome
