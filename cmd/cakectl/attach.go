@@ -17,10 +17,22 @@ import (
 
 	"github.com/cakectl/cakectl/pkg/api"
 	"github.com/cakectl/cakectl/pkg/config"
+	"github.com/cakectl/cakectl/pkg/doctor"
 	"github.com/cakectl/cakectl/pkg/rates"
 	"github.com/cakectl/cakectl/pkg/shaper"
 	"github.com/cakectl/cakectl/pkg/tins"
 )
+
+// warnOfStacked tells where a device's packets wait in the queues of others. It shapes all the same.
+func (a *app) warnOfStacked(device string) {
+	stacked, err := doctor.Stacked(device)
+	switch {
+	case err != nil:
+		a.env.Log.Warn("not known whether others hold its packets", "device", device, "err", err)
+	case stacked != nil:
+		a.complain("warning: %s: %s: better %s", device, stacked.Detail, stacked.Remedy)
+	}
+}
 
 // attachFlags are what attach can be asked for.
 type attachFlags struct {
@@ -58,6 +70,7 @@ ends.`,
 			if request.device, err = findDevice(args[0]); err != nil {
 				return err
 			}
+			a.warnOfStacked(request.device)
 			if request.dryRun {
 				return a.dryRun(cmd.Context(), request)
 			}

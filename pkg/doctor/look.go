@@ -58,20 +58,54 @@ func LookAtDevice(name string) (Device, error) {
 	if d.Found, err = qdisc.Capture(l); err != nil {
 		return d, err
 	}
-	links, err := netlink.LinkList()
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return d, fmt.Errorf("list the devices: %w", err)
+	links, err := allLinks()
+	if err != nil {
+		return d, err
 	}
+	d.Below = below(l, links)
 	for _, other := range links {
-		if carries(other, l) {
-			d.Below = append(d.Below, other.Attrs().Name)
-		}
 		if carries(l, other) {
 			d.Above = append(d.Above, Above{Name: other.Attrs().Name, GSOMaxSizeBytes: other.Attrs().GSOMaxSize})
 		}
 	}
 	d.Programs, err = programs(l)
 	return d, err
+}
+
+// Stacked is what the findings of a device say where others hold its packets; nil where none do.
+func Stacked(name string) (*Finding, error) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", name, err)
+	}
+	links, err := allLinks()
+	if err != nil {
+		return nil, err
+	}
+	d := Device{Name: name, Kind: l.Type(), Below: below(l, links)}
+	if len(d.Below) == 0 {
+		return nil, nil
+	}
+	f := d.device()
+	return &f, nil
+}
+
+func allLinks() ([]netlink.Link, error) {
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // then most of them are there
+		return nil, fmt.Errorf("list the devices: %w", err)
+	}
+	return links, nil
+}
+
+// below names the devices that carry the packets of one.
+func below(l netlink.Link, links []netlink.Link) (names []string) {
+	for _, other := range links {
+		if carries(other, l) {
+			names = append(names, other.Attrs().Name)
+		}
+	}
+	return names
 }
 
 // driver asks ethtool; "" is no answer.
@@ -92,7 +126,8 @@ func driver(name string) string {
 func carries(below, stacked netlink.Link) bool {
 	port := below.Attrs().MasterIndex == stacked.Attrs().Index
 	on := slices.Contains([]string{"vlan", "macvlan", "ipvlan", "macsec"}, stacked.Type())
-	return port || on && below.Attrs().Index == stacked.Attrs().ParentIndex
+	here := stacked.Attrs().NetNsID < 0 // else the index is one of another network namespace
+	return port || on && here && below.Attrs().Index == stacked.Attrs().ParentIndex
 }
 
 // ownProgram begins the names of our program and of our filter.
