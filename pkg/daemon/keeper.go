@@ -148,12 +148,13 @@ func (k *keeper) hold(ctx context.Context) error {
 	}
 	k.recorder.Changed(metrics.SourceFile, metrics.ResultOK)
 	device := NewDevice(shaped, k.recorder)
-	k.put(device, nil)
+	k.put(device, errAttaching) // for clients it is there, and not settled yet
 	k.log.Info("attached", "device", k.name)
 	// Adopting changes nothing back to its default, and meanwhile something else may be wanted.
 	if _, err := k.bring(ctx, device, k.spec()); err != nil {
 		k.log.Warn("not changed", "device", k.name, "err", err)
 	}
+	k.put(device, nil)
 	err = device.Run(ctx)
 	k.put(nil, errAttaching)
 	if errors.Is(err, ErrDetached) || ctx.Err() != nil {
@@ -336,7 +337,7 @@ func (k *keeper) settled() api.Outcome {
 		device, problem, changed := k.device, k.problem, k.changed
 		k.mu.Unlock()
 		switch {
-		case device != nil:
+		case device != nil && problem == nil:
 			outcome.Result, outcome.Attached = api.ResultAttached, true
 			return outcome
 		case errors.Is(problem, errWaiting):
