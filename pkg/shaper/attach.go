@@ -180,6 +180,9 @@ func newShaper(env Env, device netlink.Link, spec config.Spec) (*Shaper, error) 
 			Found:   found,
 		},
 	}
+	if err := s.checkPercent(spec.Bandwidth); err != nil {
+		return nil, err
+	}
 	if s.rates, err = s.resolve(spec); err != nil {
 		return nil, err
 	}
@@ -198,6 +201,15 @@ func (s *Shaper) resolve(spec config.Spec) (rates.Config, error) {
 		s.record.LinkSpeed = rates.Rate(speed) * rates.Mbit
 	}
 	return spec.Resolve(s.record.LinkSpeed)
+}
+
+// checkPercent refuses a percentage of a speed that the kernel makes up: that of a veth, which has no line.
+// Devices that have one on record keep it.
+func (s *Shaper) checkPercent(bandwidth rates.Value) error {
+	if !bandwidth.IsPercent() || s.device == nil || s.device.Type() != "veth" {
+		return nil
+	}
+	return fmt.Errorf("%w: bandwidth %s: %s is a veth, which has no line, and the speed that it tells is made up: give an absolute rate, such as 1gbit", config.ErrInvalid, bandwidth, s.name)
 }
 
 // program is what may be attached to the device: the data path, or that of another version.

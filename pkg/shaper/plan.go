@@ -102,6 +102,9 @@ func (s *Shaper) previewAdopt(p *Preview, spec config.Spec) error {
 	if err == nil {
 		err = before.CheckLive(after)
 	}
+	if err == nil && after.Bandwidth != before.Bandwidth {
+		err = s.checkPercent(after.Bandwidth)
+	}
 	if err != nil {
 		return err
 	}

@@ -179,6 +179,9 @@ func (s *Shaper) change(ctx context.Context, change config.Change) (Changed, err
 	if err == nil {
 		err = before.CheckLive(spec)
 	}
+	if err == nil && spec.Bandwidth != before.Bandwidth {
+		err = s.checkPercent(spec.Bandwidth)
+	}
 	if err != nil {
 		return Changed{}, err
 	}
