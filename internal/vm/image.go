@@ -100,7 +100,14 @@ func (i image) addJob(archive *cpioWriter) error {
 	job := wire.Job{Steps: i.steps}
 	for _, module := range i.modules {
 		path := "/lib/modules/" + module.name + ".ko"
-		if err := archive.copy(path, module.path); err != nil {
+		object, err := os.ReadFile(module.path)
+		if err != nil {
+			return fmt.Errorf("image: %w", err)
+		}
+		if object, err = withoutSignature(object); err != nil {
+			return fmt.Errorf("image: kernel module %s: %w", module.name, err)
+		}
+		if err := archive.bytes(path, 0o644, string(object)); err != nil {
 			return err
 		}
 		job.Modules = append(job.Modules, wire.Module{Path: path, Parameters: moduleParameters[module.name]})

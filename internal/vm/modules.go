@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -181,6 +182,28 @@ func writeAtomically(path string, content []byte) error {
 		return errors.Join(err, os.Remove(file.Name()))
 	}
 	return nil
+}
+
+// signatureMarker ends a signed module (include/linux/module_signature.h).
+const signatureMarker = "~Module signature appended~\n"
+
+// withoutSignature cuts the signature off a module, if it has one: an emulated processor takes seconds to
+// verify those of all modules. Before the marker are 12 bytes about the signature, the last four of which are
+// its length, most significant first, and before those it is.
+func withoutSignature(object []byte) ([]byte, error) {
+	signed, found := bytes.CutSuffix(object, []byte(signatureMarker))
+	if !found {
+		return object, nil
+	}
+	end := len(signed) - 12
+	if end < 0 {
+		return nil, errors.New("a signature of less than 12 bytes")
+	}
+	length := binary.BigEndian.Uint32(signed[end+8:])
+	if int64(length) > int64(end) {
+		return nil, fmt.Errorf("a signature of %d bytes in a module of %d", length, end)
+	}
+	return signed[:end-int(length)], nil
 }
 
 // moduleInfo is what a module says about the modules that it needs.

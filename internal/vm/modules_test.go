@@ -27,6 +27,30 @@ func TestParseModuleInfo(t *testing.T) {
 	}
 }
 
+func TestWithoutSignature(t *testing.T) {
+	t.Parallel()
+	about := func(length byte) string { return "12345678\x00\x00\x00" + string(length) + signatureMarker }
+	for object, want := range map[string]string{
+		"":                              "",
+		"module":                        "module",
+		"module" + "sig" + about(3):     "module",
+		"sig" + about(3):                "",
+		signatureMarker + "module":      signatureMarker + "module",
+		"module" + about(0) + "\n":      "module" + about(0) + "\n",
+		"module" + about(0) + about(39): "module" + about(0)[:1],
+	} {
+		got, err := withoutSignature([]byte(object))
+		if err != nil || string(got) != want {
+			t.Errorf("%q became %q (%v), want %q", object, got, err, want)
+		}
+	}
+	for _, object := range []string{signatureMarker, "short" + signatureMarker, "sig" + about(4)} {
+		if got, err := withoutSignature([]byte(object)); err == nil {
+			t.Errorf("%q became %q", object, got)
+		}
+	}
+}
+
 func TestModuleName(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{
