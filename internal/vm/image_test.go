@@ -98,15 +98,25 @@ func TestImage(t *testing.T) {
 	dir := t.TempDir()
 	writeFile(t, filepath.Join(dir, "init"), "init")
 	writeFile(t, filepath.Join(dir, "ifb.ko"), "module")
-	var buffer bytes.Buffer
-	err := image{
+	in := image{
 		init:    filepath.Join(dir, "init"),
 		modules: []module{{"ifb", filepath.Join(dir, "ifb.ko")}},
 		steps:   []Step{{Command: []string{"true"}, Env: []string{"A=b"}}},
-		files:   map[string]string{"/some/where": filepath.Join(dir, "ifb.ko")},
-	}.write(t.Context(), &buffer)
-	if err != nil {
+		files:   map[string]string{"/some/where": filepath.Join(dir, "ifb.ko"), "/here": filepath.Join(dir, "init")},
+	}
+	var buffer bytes.Buffer
+	if err := in.write(t.Context(), &buffer); err != nil {
 		t.Fatal(err)
+	}
+	// Machines with one seed run alike only from images that are alike to the byte.
+	for range 3 {
+		var again bytes.Buffer
+		if err := in.write(t.Context(), &again); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(again.Bytes(), buffer.Bytes()) {
+			t.Fatal("the same image was packed in another way")
+		}
 	}
 	root := unpack(t, buffer.Bytes())
 	text, err := os.ReadFile(filepath.Join(root, wire.JobPath))
