@@ -28,11 +28,11 @@ type Classifier [64]uint8
 type Meter struct {
 	objects meterObjects
 	start   time.Duration
-	clsact  netlink.Qdisc
+	unhook  func() error // takes what Attach added off the device
 }
 
-// Attach starts to count at the ingress of a device in the thread's network namespace. The device
-// must have no clsact qdisc.
+// Attach starts to count at the ingress of a device in the thread's network namespace, before or after
+// others that have programs at its clsact qdisc.
 func Attach(device netlink.Link, classes Classifier) (_ *Meter, err error) {
 	name := device.Attrs().Name
 	if err := rlimit.RemoveMemlock(); err != nil {
@@ -57,12 +57,15 @@ func Attach(device netlink.Link, classes Classifier) (_ *Meter, err error) {
 			err = errors.Join(err, m.objects.Close())
 		}
 	}()
-	m.clsact = &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+	clsact := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: device.Attrs().Index,
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
 	}}
-	if err := netlink.QdiscAdd(m.clsact); err != nil {
+	m.unhook = func() error { return netlink.QdiscDel(clsact) }
+	err = netlink.QdiscAdd(clsact)
+	shared := errors.Is(err, unix.EEXIST)
+	if err != nil && !shared {
 		return nil, fmt.Errorf("add a clsact qdisc to %s: %w", name, err)
 	}
 	filter := &netlink.BpfFilter{
@@ -77,8 +80,15 @@ func Attach(device netlink.Link, classes Classifier) (_ *Meter, err error) {
 		Name:         "meter",
 		DirectAction: true,
 	}
+	if shared {
+		m.unhook = func() error { return netlink.FilterDel(filter) }
+	}
 	if err := netlink.FilterAdd(filter); err != nil {
-		return nil, errors.Join(fmt.Errorf("attach the meter to %s: %w", name, err), netlink.QdiscDel(m.clsact))
+		err = fmt.Errorf("attach the meter to %s: %w", name, err)
+		if !shared {
+			err = errors.Join(err, m.unhook())
+		}
+		return nil, err
 	}
 	return m, nil
 }
@@ -110,7 +120,7 @@ func (m *Meter) Read() (*Series, error) {
 
 // Close stops counting. It runs in the network namespace of Attach.
 func (m *Meter) Close() error {
-	return errors.Join(netlink.QdiscDel(m.clsact), m.objects.Close())
+	return errors.Join(m.unhook(), m.objects.Close())
 }
 
 // Now is the clock of the meter, CLOCK_MONOTONIC.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -123,6 +124,50 @@ func TestUDPByClass(t *testing.T) {
 }
 
 // A super-packet counts the headers of each of its segments, as a wire would carry them.
+// A shaper at the other end may have programs at the device's clsact qdisc: they stay.
+func TestBesideClsact(t *testing.T) {
+	pair := newPair(t)
+	err := pair.Receiver.Do(func() error {
+		device, err := netlink.LinkByName(topo.ReceiverDevice)
+		if err != nil {
+			return err
+		}
+		err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: device.Attrs().Index,
+			Handle:    netlink.MakeHandle(0xffff, 0),
+			Parent:    netlink.HANDLE_CLSACT,
+		}})
+		if err != nil {
+			return err
+		}
+		m, err := meter.Attach(device, meter.Classifier{})
+		if err != nil {
+			return err
+		}
+		if filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS); err != nil || len(filters) != 1 {
+			t.Errorf("%d filters (%v) beside a meter, want its own", len(filters), err)
+		}
+		if err := m.Close(); err != nil {
+			return err
+		}
+		filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS)
+		if err != nil || len(filters) != 0 {
+			t.Errorf("%d filters (%v) after a meter, want the clsact qdisc without any", len(filters), err)
+		}
+		qdiscs, err := netlink.QdiscList(device)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Type() == "clsact" }) {
+			t.Error("the clsact qdisc of another is gone")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestTCPSegments(t *testing.T) {
 	pair := newPair(t)
 	var listener net.Listener

@@ -57,7 +57,7 @@ func (s *edt) hook() error {
 		Handle:    netlink.MakeHandle(0xffff, 0),
 		Parent:    netlink.HANDLE_CLSACT,
 	}})
-	// Where both ends shape, this one's meter has added one.
+	// A meter may have added one.
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a clsact qdisc to %s: %w", s.target.Device, err)
 	}
