@@ -174,7 +174,7 @@ var commonReasons = []Reason{
 		"In the 50 ms after the others start, the flow that was there leaves as it is booked, and some 4 ms of the line idle before the others fill it.",
 	},
 	{
-		[]string{"bulk", "best effort", "video", "voice", "best effort back", "least tcp", "udp"},
+		[]string{"bulk", "best effort", "video", "voice", "best effort back", "least tcp", "udp", "bbr"},
 		"TCP pauses now and then, and what it leaves is booked at once by whoever has packets waiting. CAKE decides when a packet can leave, and finds TCP's next one.",
 	},
 	{

@@ -340,6 +340,7 @@ func All() []Experiment {
 				{Name: "video", UDP: &UDPLoad{Flows: 1, DSCP: af41, FrameBytes: fullFrame, TimesBandwidth: 0.45, Delays: true}},
 				ping,
 			},
+			Why:      []Reason{{[]string{"video p50", "video p99", "video loss"}, "A super-packet of 64 kB takes 13 ms of 40 Mbit/s, and leaves whole: what comes meanwhile waits for its end. CAKE splits it."}},
 			Measures: slices.Concat([]Measure{total(), share("video", most), loss("video"), delay("video", 0.5), delay("video", 0.99)}, pingTimes, windows),
 		},
 		forward("forward8", "8 TCP flows through a router that shapes, without ECN", false),
