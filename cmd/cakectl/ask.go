@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -52,21 +53,28 @@ const endTime = 2 * time.Second
 
 // unasked refuses to go past a process that controls a device and whose socket is gone: it would not
 // learn of a change, and would put back what it knows.
-func (a *app) unasked(recorded string) error {
-	for deadline := time.Now().Add(endTime); ; time.Sleep(20 * time.Millisecond) {
+func (a *app) unasked(ctx context.Context, recorded string) error {
+	tooLate := time.After(endTime)
+	again := time.NewTicker(endTime / 100)
+	defer again.Stop()
+	for {
 		pid := a.shapers.Controller(recorded)
 		if pid == 0 {
 			return nil
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-again.C:
+		case <-tooLate:
 			return fmt.Errorf("process %d serves it and cannot be asked, since its socket in %s is gone: end it (kill %[1]d), and start it again", pid, a.env.RunDir)
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
 
 // change is on for verbs that change the device. A daemon's own rights count, not ours; without one
 // ours are checked before anything is touched.
-func (a *app) change(verb, device string, do func(api.Device) error) error {
+func (a *app) change(ctx context.Context, verb, device string, do func(api.Device) error) error {
 	recorded, err := a.shapers.Recorded(device)
 	if err != nil {
 		return err
@@ -80,7 +88,7 @@ func (a *app) change(verb, device string, do func(api.Device) error) error {
 			if err := requireCapabilities(verb, device); err != nil {
 				return err
 			}
-			if err := a.unasked(recorded); err != nil {
+			if err := a.unasked(ctx, recorded); err != nil {
 				return prefix(verb, device, err)
 			}
 		}

@@ -300,7 +300,7 @@ func (a *app) attachHere(ctx context.Context, r request) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.unasked(recorded); err != nil {
+	if err := a.unasked(ctx, recorded); err != nil {
 		return prefix("attach", r.device, err)
 	}
 	takeSmallPages()

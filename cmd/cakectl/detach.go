@@ -31,7 +31,7 @@ func (a *app) detach(ctx context.Context, device string) error {
 	}
 	lost := a.env.RecordLost(recorded)
 	awaited := false
-	err = a.change("detach", device, func(d api.Device) error {
+	err = a.change(ctx, "detach", device, func(d api.Device) error {
 		awaited = awaited || isAwaited(ctx, d, device)
 		return d.Detach(ctx)
 	})

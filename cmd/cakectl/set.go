@@ -46,7 +46,7 @@ What a flag without a value switches on, =false switches off: --wash=false.`,
 }
 
 func (a *app) set(ctx context.Context, device string, change config.Change) error {
-	err := a.change("set", device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
+	err := a.change(ctx, "set", device, func(d api.Device) error { return a.applyChange(ctx, d, change) })
 	if daemon.KindOf(err) != api.KindNotAttached {
 		return err
 	}
