@@ -26,8 +26,10 @@ const qemuProgram = "qemu-system-x86_64"
 // which -no-reboot turns into the end of QEMU. Only warnings and worse go to
 // the console: every character on it costs the guest an exit. The TSC is in
 // step on all CPUs, as there is one thread; kernels that are not told so fall
-// back to a timer that is slow to read.
-const kernelArguments = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr mitigations=off random.trust_cpu=on tsc=reliable"
+// back to a timer that is slow to read. DAMON would look at which pages were
+// accessed: that depends on QEMU's cache of translations, whose size goes by the
+// host's clock, and a guest with a seed would not do the same each time.
+const kernelArguments = "console=ttyS0 loglevel=5 oops=panic panic=-1 nokaslr mitigations=off random.trust_cpu=on tsc=reliable damon_stat.enabled=0"
 
 // processor of every guest: all that can be emulated, but for the promise that
 // REP MOVSB is fast, by which the kernel copies user data. Emulated, it moves
