@@ -17,7 +17,7 @@
 //
 // The VM's clock counts instructions, one a nanosecond, so that the guest is a machine of one gigahertz
 // that nothing disturbs, and a slow host only takes longer. The guest's random numbers come from -seed, and
-// its image is the same to the byte: with the same binaries nearly all numbers are the same in two runs. Other
+// its image is the same to the byte: with the same binaries most runs are the same to the last digit. Other
 // seeds tell how much of a number is chance. With -real-time the guest's clock follows the host's. Where the VM's NICs take part, packets leave
 // the guest, and while it waits for them time goes on as on the host: such an experiment needs a host with
 // nothing else to do.
